@@ -1,0 +1,36 @@
+# make setup | verify | test | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+REQUIREMENTS := $(wildcard requirements/*.txt)
+
+.PHONY: setup verify test lint clean
+
+setup: $(STAMP)
+
+# The order matters: vLLM's build imports torch, and torch must come first from its own CPU build.
+$(STAMP): $(REQUIREMENTS) pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt -r requirements/build-cpu.txt
+	$(PIP) torch==2.13.0
+	VLLM_VERSION_OVERRIDE=0.26.0 VLLM_TARGET_DEVICE=empty \
+		$(PIP) --no-deps --no-build-isolation --no-binary vllm vllm==0.26.0
+	$(PIP) --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m rlk.kernels.build
+	touch $@
+
+verify: setup
+	$(BIN)/rlk verify
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf build runs $(VENV)
