@@ -1,0 +1,1 @@
+"""Canonical numerics: one declared order of operations for every op, whatever the topology."""

@@ -1,0 +1,74 @@
+"""Causal grouped-query attention: one function for training rows, prefill, chunk and decode.
+
+Scores are (q . k) * fp32(log2(e) / sqrt(D)); the softmax is online over blocks of 64 keys counted from position 0,
+never split and merged; P is rounded to bf16 before PV (Milakov and Gimelshein, 2018; Dao et al., 2022). A query row
+depends on itself and on its own keys alone. Shapes: T query rows, H query heads, HK key heads, D head dimension.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+
+from rlk.kernels.forms import form
+
+
+def packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    positions: torch.Tensor,
+    first: torch.Tensor,
+    key_first: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queries of several packed sequences against all keys of each.
+
+    Args:
+        q: [T, H, D] bf16; rows first[s]..first[s+1] belong to sequence s, in any subset of its positions.
+        k, v: [sum of lengths, HK, D] bf16 in position order; sequence s starts at row key_first[s].
+        positions: int64 [T], absolute: a row sees keys 0..position of its own sequence.
+        first, key_first: int64 [sequences + 1].
+
+    Returns:
+        Output [T, H, D] bf16 and the base-2 log-sum-exp of the scaled scores [T, H] fp32, for the backward pass.
+    """
+    return cast(tuple[torch.Tensor, torch.Tensor], form("attention", q).packed(q, k, v, positions, first, key_first))
+
+
+def packed_backward(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    positions: torch.Tensor, dq: torch.Tensor, dk: torch.Tensor, dv: torch.Tensor,
+) -> None:  # fmt: skip
+    """Gradients of one virtual slice of one sequence.
+
+    q, out, dout, dq: the slice's rows [t, H, D] bf16; k, v: the keys 0..n-1 of the sequence [n, HK, D] bf16. Writes
+    dq (a chain over keys, ascending) and adds to dk and dv, the slice's leaves [n, HK, D] fp32 (a chain over query
+    head within the group, then query row). dk must still be multiplied by 1 / sqrt(D) after the leaves are summed.
+    """
+    form("attention", q).packed_backward(dout, q, k, v, out, lse, positions, dq, dk, dv)
+
+
+def write_pages(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    """Writes rows k, v [T, HK, D] to cache [blocks, HK, block, 2D] (keys, then values); a slot below 0 is padding."""
+    form("attention", cache).write_pages(k, v, cache, slots)
+
+
+def paged(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    query_first: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> torch.Tensor:
+    """The last rows of each request against its pages.
+
+    q [T, H, D] bf16; block_table int32 [requests, blocks]; query_first int32 [requests + 1]; seq_lens int32
+    [requests], the length including these rows. Returns [T, H, D] bf16.
+    """
+    return cast(torch.Tensor, form("attention", q).paged(q, cache, block_table, query_first, seq_lens))
+
+
+def softmax_scale(q: torch.Tensor) -> float:
+    """1 / sqrt(D) as the device's form uses it."""
+    return cast(float, form("attention", q).softmax_scale(q.shape[-1]))

@@ -1,0 +1,1 @@
+"""CPU forms: fixed loop order in C++, called through ctypes."""

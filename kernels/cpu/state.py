@@ -1,0 +1,48 @@
+"""CPU form of the optimizer, norms and fingerprints: state.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from rlk.kernels.cpu.library import load, pointer
+from rlk.kernels.state import AdamStep
+
+F32 = torch.float32
+VIEWS = {2: torch.int16, 4: torch.int32}
+
+
+def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, s: AdamStep) -> None:
+    """See rlk.kernels.state."""
+    load().rlk_adamw(
+        pointer(master, F32), pointer(m, F32), pointer(v, F32), pointer(grad, F32), s.clip, s.keep, s.beta1, s.rest1,
+        s.beta2, s.rest2, s.step, s.correction, s.eps, master.numel(),
+    )  # fmt: skip
+
+
+def sum_squares(x: torch.Tensor) -> float:
+    """See rlk.kernels.state."""
+    return float(load().rlk_sum_squares(pointer(x, F32), x.numel()))
+
+
+def fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int, int]:
+    """See rlk.kernels.state."""
+    if x.dim() != 2 or (x.shape[1] > 1 and x.stride(1) != 1):
+        raise TypeError(
+            f"a fingerprint takes rows of contiguous elements, got shape {tuple(x.shape)} strides {x.stride()}"
+        )
+    size = x.element_size()
+    kernel = {2: load().rlk_fingerprint_16, 4: load().rlk_fingerprint_32}[size]
+    out = (ctypes.c_uint64 * 2)()
+    bits = x.view(VIEWS[size])
+    kernel(
+        pointer(bits, VIEWS[size], contiguous=False),
+        *x.shape,
+        x.stride(0),
+        row0,
+        col0,
+        width,
+        ctypes.addressof(out),
+    )
+    return out[0], out[1]

@@ -1,0 +1,75 @@
+"""What is done to whole tensors: AdamW, the gradient norm's sums of squares, and fingerprints that need no
+gathering."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from rlk.kernels.forms import form
+
+MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class AdamStep:
+    """Scalars of one AdamW step. Formed in float64 on the host; each is rounded to fp32 once, where the kernel takes
+    it."""
+
+    clip: float
+    keep: float
+    beta1: float
+    rest1: float
+    beta2: float
+    rest2: float
+    step: float
+    correction: float
+    eps: float
+
+    @classmethod
+    def at(cls, t: int, *, lr: float, betas: tuple[float, float], eps: float, decay: float, clip: float) -> AdamStep:
+        """Step t >= 1: bias corrections of Kingma and Ba (2015), decoupled decay of Loshchilov and Hutter (2019)."""
+        b1, b2 = betas
+        return cls(
+            clip,
+            1.0 - lr * decay,
+            b1,
+            1.0 - b1,
+            b2,
+            1.0 - b2,
+            lr / (1.0 - b1**t),
+            math.sqrt(1.0 - b2**t),
+            eps,
+        )
+
+
+def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, step: AdamStep) -> None:
+    """Updates master, m and v in place; all fp32 of one shape, contiguous. Decay first, then the step."""
+    form("state", master).adamw(master, m, v, grad, step)
+
+
+def sum_squares(x: torch.Tensor) -> float:
+    """float64 sum of squares of one atom, fp32, in index order."""
+    return cast(float, form("state", x).sum_squares(x))
+
+
+def fingerprint(x: torch.Tensor, *, row0: int = 0, col0: int = 0, width: int | None = None) -> tuple[int, int]:
+    """Two 64-bit sums, modulo 2^64, of a mix of (global element index, element bits).
+
+    x: [rows, cols] of 2- or 4-byte elements, the part of a tensor of `width` columns whose first element is at
+    (row0, col0). Parts of one tensor add up, whatever the sharding: see `combine`.
+    """
+    return cast(tuple[int, int], form("state", x).fingerprint(x, row0, col0, x.shape[1] if width is None else width))
+
+
+def combine(parts: list[tuple[int, int]]) -> tuple[int, int]:
+    """Fingerprint of the whole from those of its disjoint parts."""
+    return sum(a for a, _ in parts) & MASK, sum(b for _, b in parts) & MASK
+
+
+def as_hex(pair: tuple[int, int]) -> str:
+    """16 hex digits, a colon, 16 hex digits."""
+    return f"{pair[0]:016x}:{pair[1]:016x}"

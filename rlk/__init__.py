@@ -1,0 +1,1 @@
+"""A suite that proves in bytes that RL training and rollout agree."""
