@@ -1,0 +1,154 @@
+"""A machine and its model: what a command line need not repeat. Read from .rlk-profile.json or embedded."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rlk.plan.errors import ConfigErrors, shown
+from rlk.plan.shape import ModelShape, read_shape
+
+__all__ = ["EngineLimits", "ModelShape", "Profile", "Timeouts", "load_profile", "read_shape"]
+
+PROFILE_FILE = ".rlk-profile.json"
+DEFAULT_PROFILE = "tiny-cpu"
+_EMBEDDED = Path(__file__).parent / "profiles"
+_REPOSITORY = Path(__file__).parents[2]
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class EngineLimits(BaseModel):
+    """What one vLLM engine may take."""
+
+    model_config = _STRICT
+
+    max_engines: int = Field(8, ge=1)
+    kv_cache_bytes: int = Field(ge=1)
+    """Bytes of KV cache a rank."""
+    max_num_seqs: int = Field(16, ge=1)
+    """Requests that an engine decodes at once."""
+    max_num_batched_tokens: int = Field(ge=1)
+    """Tokens of one engine step: a longer prompt is prefilled in chunks."""
+    block_size: int = Field(16, ge=8, multiple_of=8)
+    """Tokens of a KV page; a multiple of 8, so that every rollout CP can share a page evenly."""
+
+    @model_validator(mode="after")
+    def _tokens_for_every_request(self) -> Self:
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(f"max_num_batched_tokens must be at least max_num_seqs {self.max_num_seqs}")
+        return self
+
+
+class Timeouts(BaseModel):
+    """Seconds after which a wait ends with an error that names who was waited for."""
+
+    model_config = _STRICT
+
+    start_s: int = Field(300, ge=1)
+    rollout_s: int = Field(600, ge=1)
+    train_s: int = Field(600, ge=1)
+    sync_s: int = Field(120, ge=1)
+    collective_s: int = Field(120, ge=1)
+    stop_s: int = Field(30, ge=1)
+
+
+class Profile(BaseModel):
+    """One machine, model and data set. Paths are absolute once loaded; in a file they are relative to it."""
+
+    model_config = _STRICT
+
+    format: Literal["rlk.profile/1"] = "rlk.profile/1"
+    origin: str = ""
+    """Embedded name or file that it was read from; set by the loader, refused in a file."""
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    device: Literal["cpu", "cuda"]
+    ranks: Literal[1, 2, 4, 8] = 8
+    model: str
+    reference: str | None = None
+    """Checkpoint of the KL reference; the model itself if null."""
+    prompts: str
+    """JSONL with `prompt` and `label`."""
+    max_prompt_len: int = Field(ge=1)
+    """Tokens of the longest prompt; a longer one stops the run instead of being cut."""
+    prompts_per_step: int = Field(ge=1)
+    samples_per_prompt: int = Field(ge=1)
+    engine: EngineLimits
+    defaults: dict[str, Any] = {}
+    """Option values by field name, weaker than the command line and the environment."""
+    timeouts: Timeouts = Timeouts()
+    test: bool = False
+    """Whether faults may be injected on purpose."""
+    python: str | None = None
+    """Interpreter of the actors; this one if null."""
+    framework: str | None = None
+    """Checkout that the actors import; the installed one if null."""
+
+
+def load_profile(name: str | None, cwd: Path) -> Profile:
+    """The profile called or stored at `name`; without one, cwd's .rlk-profile.json, else the embedded `tiny-cpu`.
+
+    Raises ConfigErrors with every fault of the file and every path in it that leads nowhere.
+    """
+    if name is None:
+        local = cwd / PROFILE_FILE
+        name = str(local) if local.exists() else DEFAULT_PROFILE
+    embedded = _EMBEDDED / f"{name}.json"
+    if os.sep not in name and embedded.exists():
+        return _load(embedded, origin=name, base=_REPOSITORY)
+    path = (cwd / name).resolve()
+    return _load(path, origin=str(path), base=path.parent)
+
+
+def _load(path: Path, origin: str, base: Path) -> Profile:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not JSON"
+        known = ", ".join(sorted(p.stem for p in _EMBEDDED.glob("*.json")))
+        message = f"--profile {shown(origin)}: {reason}: allowed is a profile file, or an embedded name: {known}"
+        raise ConfigErrors([message]) from error
+    if isinstance(content, dict) and "origin" in content:
+        raise ConfigErrors([f"profile {origin}: origin: is set by the loader: remove it"])
+    try:
+        profile = Profile.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        raise ConfigErrors(_lines(error, origin)) from error
+    profile = profile.model_copy(update={"origin": origin, **_absolute(profile, base)})
+    errors = list(_missing(profile))
+    if errors:
+        raise ConfigErrors(errors)
+    return profile
+
+
+def _lines(error: ValidationError, origin: str) -> list[str]:
+    lines = []
+    for fault in error.errors(include_url=False):
+        place = ".".join(str(part) for part in fault["loc"])
+        value = "" if isinstance(fault["input"], dict) else f" {shown(fault['input'])}"
+        lines.append(f"profile {origin}: {place}{value}: {fault['msg']}")
+    return lines
+
+
+def _absolute(profile: Profile, base: Path) -> dict[str, str]:
+    paths = {name: getattr(profile, name) for name in ("model", "reference", "prompts", "python", "framework")}
+    # normpath, not resolve: a virtual environment's python is a link, and followed it would lose its packages.
+    return {name: os.path.normpath(base / path) for name, path in paths.items() if path is not None}
+
+
+def _missing(profile: Profile) -> list[str]:
+    wanted = {
+        "model": Path(profile.model).is_dir(),
+        "prompts": Path(profile.prompts).is_file(),
+        "reference": profile.reference is None or Path(profile.reference).is_dir(),
+        "python": profile.python is None or os.access(profile.python, os.X_OK),
+        "framework": profile.framework is None or Path(profile.framework).is_dir(),
+    }
+    return [
+        f"profile {profile.origin}: {name} {shown(getattr(profile, name))}: nothing usable there: correct the path"
+        for name, there in wanted.items()
+        if not there
+    ]
