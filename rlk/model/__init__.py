@@ -1,0 +1,1 @@
+"""One definition of Qwen3 for both engines."""

@@ -1,0 +1,97 @@
+"""From and to Hugging Face checkpoints, one virtual shard at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+
+from rlk.kernels import state
+from rlk.model.layout import Param, Region
+from rlk.model.parallel import ParallelContext
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint lacks a tensor, or holds one of another shape or dtype."""
+
+
+def as_shards(stored: torch.Tensor) -> torch.Tensor:
+    """A stored parameter as [S, rows, cols]: a replicated vector becomes one shard of one row."""
+    return stored[None, None] if stored.dim() == 1 else stored
+
+
+def region_view(shard: torch.Tensor, region: Region) -> torch.Tensor:
+    """The part of a stored shard [rows, cols] that a region describes."""
+    return shard[region.start : region.start + region.rows]
+
+
+def held_shards(param: Param, context: ParallelContext) -> Iterable[int]:
+    """Indices of the virtual shards of `param` held here."""
+    return (0,) if param.replicated else context.shards
+
+
+def empty_stored(param: Param, context: ParallelContext, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Zeros in the stored shape."""
+    shape = param.shard_shape
+    return torch.zeros(shape if param.replicated else (len(context.shards), *shape), dtype=dtype)
+
+
+def load(path: Path, params: Iterable[Param], context: ParallelContext) -> dict[str, torch.Tensor]:
+    """The rank's shards of a safetensors checkpoint folder, bf16, as `Qwen3.load` takes them.
+
+    Raises:
+        CheckpointError: a tensor is missing, or not bf16 of the shape that config.json implies.
+    """
+    files = _files(path)
+    out = {}
+    for param in params:
+        stored = empty_stored(param, context)
+        for held, index in zip(as_shards(stored), held_shards(param, context), strict=True):
+            for tensor, region in zip(param.tensors, param.regions(index), strict=True):
+                if tensor.hf_name not in files:
+                    raise CheckpointError(f"{path}: no tensor {tensor.hf_name}; the model needs it")
+                region_view(held, region).copy_(_read(files[tensor.hf_name], tensor.hf_name, tensor.shape, region))
+        out[param.name] = stored
+    return out
+
+
+def _files(path: Path) -> dict[str, Path]:
+    index = path / "model.safetensors.index.json"
+    if index.exists():
+        return {name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    single = path / "model.safetensors"
+    if not single.exists():
+        raise CheckpointError(f"{path}: neither model.safetensors nor an index of shards is there")
+    with safe_open(single, "pt") as f:
+        return dict.fromkeys(f.keys(), single)
+
+
+def _read(file: Path, name: str, shape: tuple[int, ...], region: Region) -> torch.Tensor:
+    with safe_open(file, "pt") as f:
+        view = f.get_slice(name)
+        if tuple(view.get_shape()) != shape or view.get_dtype() != "BF16":
+            found = f"{view.get_dtype()} {tuple(view.get_shape())}"
+            raise CheckpointError(f"{file}: {name} is {found}; allowed is BF16 {shape}")
+        rows, cols = slice(region.row0, region.row0 + region.rows), slice(region.col0, region.col0 + region.cols)
+        part: torch.Tensor = view[cols] if len(shape) == 1 else view[rows, cols]
+        return part
+
+
+def fingerprints(
+    params: Iterable[Param], stored: dict[str, torch.Tensor], context: ParallelContext
+) -> dict[str, tuple[int, int]]:
+    """This rank's part of the fingerprint of every exported tensor, by checkpoint name: parts of the ranks add up.
+
+    A replicated tensor is whole on every rank: count it once.
+    """
+    out: dict[str, list[tuple[int, int]]] = {}
+    for param in params:
+        for held, index in zip(as_shards(stored[param.name]), held_shards(param, context), strict=True):
+            for tensor, r in zip(param.tensors, param.regions(index), strict=True):
+                part = region_view(held, r)
+                pair = state.fingerprint(part, row0=r.row0, col0=r.col0, width=tensor.width) if r.rows else (0, 0)
+                out.setdefault(tensor.hf_name, []).append(pair)
+    return {name: state.combine(parts) for name, parts in out.items()}

@@ -1,0 +1,1 @@
+"""One TP x CP rank of the trainer: batches, loss, backward pass, optimizer."""

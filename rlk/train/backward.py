@@ -1,0 +1,153 @@
+"""The canonical backward pass, written out: autograd would choose the order of sums, and the order is the product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from rlk.kernels import gemm, pointwise
+from rlk.kernels.collectives.base import tree_all_reduce
+from rlk.kernels.tree import tree_sum
+from rlk.model.qwen3 import LayerTape, Qwen3, Tape
+from rlk.train.attention import PackedAttention
+from rlk.train.batching import MicroBatch
+from rlk.train.gradients import TIED_HEAD, Accumulators
+
+
+class Backward:
+    """Gradients of one micro-batch into the accumulators. T rows, S virtual shards held here."""
+
+    def __init__(self, model: Qwen3, batch: MicroBatch, tape: Tape, core: PackedAttention, sums: Accumulators) -> None:
+        self.model, self.batch, self.tape, self.core, self.sums = model, batch, tape, core, sums
+        self.tp = model.context.tp
+
+    def run(self, hidden: torch.Tensor, dlogits: torch.Tensor) -> None:
+        """hidden [T, hidden] is the forward pass's result; dlogits [R, vocabulary] bf16 belongs to rows batch.rows."""
+        m, tape = self.model, self.tape
+        assert tape.x is not None
+        assert tape.rstd is not None
+        local = self._local_columns(dlogits)
+        dhidden = torch.zeros_like(hidden)
+        dhidden[self.batch.rows] = self._column_input(local, m.weights[m.head_name], "head")
+        head = self._head_leaves(local, hidden)
+        dx = pointwise.rmsnorm_backward(dhidden, tape.x, m.weights["norm"], tape.rstd)
+        self._norm_gain("norm", dhidden, tape.x, tape.rstd)
+        for i in reversed(range(m.shape.layers)):
+            dx = self._layer(i, tape.layers[i], dx)
+        self._embedding(dx, head)
+
+    def _layer(self, i: int, t: LayerTape, dx: torch.Tensor) -> torch.Tensor:
+        name, w = f"layers.{i}", self.model.weights
+        dact = self._row_input(dx, w[f"{name}.down"])
+        self._row_weight(f"{name}.down", dx, t.act)
+        dgate_up = pointwise.swiglu_backward(dact, t.gate_up)
+        self._column_weight(f"{name}.gate_up", dgate_up, t.h2)
+        dh2 = self._column_input(dgate_up, w[f"{name}.gate_up"], f"{name}.gate_up")
+        self._norm_gain(f"{name}.post_norm", dh2, t.x2, t.rstd2)
+        dx2 = pointwise.rmsnorm_backward(dh2, t.x2, w[f"{name}.post_norm"], t.rstd2, dx)
+
+        shards = len(self.model.context.shards)
+        da = self._row_input(dx2, w[f"{name}.o"])
+        self._row_weight(f"{name}.o", dx2, t.a.reshape(t.a.shape[0], shards, -1))
+        dqkv = self._attention(i, t, da.reshape(t.a.shape))
+        self._column_weight(f"{name}.qkv", dqkv, t.h1)
+        dh1 = self._column_input(dqkv, w[f"{name}.qkv"], f"{name}.qkv")
+        self._norm_gain(f"{name}.input_norm", dh1, t.x, t.rstd1)
+        return pointwise.rmsnorm_backward(dh1, t.x, w[f"{name}.input_norm"], t.rstd1, dx2)
+
+    def _attention(self, i: int, t: LayerTape, da: torch.Tensor) -> torch.Tensor:
+        """Gradient of the fused projection's output, [T, S, rows]."""
+        m, positions = self.model, self.batch.positions
+        dq, dk, dv = self.core.backward(i, da)
+
+        def before_norm(name: str, grad: torch.Tensor, raw: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
+            dnormed = pointwise.rope(grad, m.cos, m.sin, positions, backward=True)
+            self._head_gain(name, dnormed, raw, rstd)
+            return pointwise.rmsnorm_backward(dnormed, raw, m.weights[name], rstd)
+
+        dq = before_norm(f"layers.{i}.q_norm", dq, t.q_raw, t.q_rstd)
+        dk = before_norm(f"layers.{i}.k_norm", dk, t.k_raw, t.k_rstd)
+        return m.join_qkv(dq, dk, dv)
+
+    # Input gradients ------------------------------------------------------------------------------------------------
+
+    def _column_input(self, dy: torch.Tensor, w: torch.Tensor, stage: str) -> torch.Tensor:
+        """One leaf a virtual shard (a chain over the shard's rows), the tree over shards, one rounding. [T, K] bf16."""
+        leaves = torch.stack([gemm.input_gradient(dy[:, s], shard) for s, shard in enumerate(w)])
+        return gemm.round_bf16(tree_all_reduce(leaves, self.tp, f"{stage} input gradient"))
+
+    def _row_input(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """One chain over all outputs; no exchange. [T, S, K] bf16."""
+        return torch.stack([gemm.round_bf16(gemm.input_gradient(dy, shard)) for shard in w], 1)
+
+    def _local_columns(self, dlogits: torch.Tensor) -> torch.Tensor:
+        """This rank's columns of dlogits, with zeros where the vocabulary is padded: [R, S, V / 8]."""
+        m, shards = self.model, self.model.context.shards
+        height = m.shape.padded_vocab // 8
+        padded = torch.nn.functional.pad(dlogits, (0, m.shape.padded_vocab - dlogits.shape[1]))
+        local = padded[:, shards.start * height : shards.stop * height]
+        return local.reshape(dlogits.shape[0], len(shards), height).contiguous()
+
+    # Weight gradients: per sample a leaf a slice, the subtree of this rank's slices ----------------------------------
+
+    def _per_sample(self, leaf: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
+        """[samples, ...]: for each sample the subtree sum of leaf(first row, last row + 1) over the local slices."""
+        return torch.stack([tree_sum(torch.stack([leaf(a, z) for a, z in ranges])) for ranges in self.batch.slices])
+
+    def _column_weight(self, name: str, dy: torch.Tensor, x: torch.Tensor) -> None:
+        t, shards, rows = dy.shape
+        flat = dy.reshape(t, shards * rows)
+        grads = self._per_sample(lambda a, z: gemm.weight_gradient(flat[a:z], x[a:z]))
+        self.sums.add(name, grads.reshape(-1, shards, rows, x.shape[1]))
+
+    def _row_weight(self, name: str, dy: torch.Tensor, x: torch.Tensor) -> None:
+        def leaf(a: int, z: int) -> torch.Tensor:
+            return torch.stack([gemm.weight_gradient(dy[a:z], x[a:z, s]) for s in range(x.shape[1])])
+
+        self.sums.add(name, self._per_sample(leaf))
+
+    def _norm_gain(self, name: str, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> None:
+        grads = self._per_sample(lambda a, z: pointwise.rmsnorm_gain(dy[a:z], x[a:z], rstd[a:z]))
+        self.sums.add(name, grads[:, None, None])
+
+    def _head_gain(self, name: str, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> None:
+        """Gain of a q or k norm: token, then head, a leaf per virtual shard and slice; the tree over shards, then
+        over slices."""
+        t, d, shards = dy.shape[0], dy.shape[-1], len(self.model.context.shards)
+        dys, xs, rs = dy.view(t, shards, -1, d), x.view(t, shards, -1, d), rstd.view(t, shards, -1)
+
+        def shard_leaf(a: int, z: int, s: int) -> torch.Tensor:
+            dy_s, x_s, rstd_s = (v[a:z, s].contiguous() for v in (dys, xs, rs))
+            return pointwise.rmsnorm_gain(dy_s, x_s, rstd_s)
+
+        ranges = [r for sample in self.batch.slices for r in sample]
+        leaves = torch.stack([torch.stack([shard_leaf(a, z, s) for a, z in ranges]) for s in range(shards)])
+        by_slice = tree_all_reduce(leaves, self.tp, f"gradient of {name}")
+        per_sample = by_slice.view(len(self.batch.slices), -1, d)
+        self.sums.add(name, torch.stack([tree_sum(sample) for sample in per_sample])[:, None, None])
+
+    def _head_leaves(self, dlogits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """The output embedding's gradient, [samples, S, V / 8, hidden]: response rows only."""
+        r, shards, height = dlogits.shape
+        flat, x = dlogits.view(r, shards * height), hidden[self.batch.rows]
+
+        def leaf(a: int, z: int) -> torch.Tensor:
+            a, z = (int(torch.searchsorted(self.batch.rows, edge)) for edge in (a, z))
+            return gemm.weight_gradient(flat[a:z], x[a:z])
+
+        grads = self._per_sample(leaf).reshape(-1, shards, height, hidden.shape[1])
+        if not self.model.shape.tie_word_embeddings:
+            self.sums.add("head", grads)
+        return grads
+
+    def _embedding(self, dx: torch.Tensor, head: torch.Tensor) -> None:
+        m, shards = self.model, self.model.context.shards
+        height = m.shape.padded_vocab // 8 * len(shards)
+        rows = self.batch.ids - self.tp.rank * height
+
+        grads = self._per_sample(lambda a, z: pointwise.embedding_leaf(dx[a:z], rows[a:z], height))
+        grads = grads.reshape(grads.shape[0], len(shards), -1, dx.shape[1])
+        self.sums.add("embed", grads)
+        if m.shape.tie_word_embeddings:
+            self.sums.add(TIED_HEAD, head)

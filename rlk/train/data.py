@@ -1,0 +1,77 @@
+"""Prompts, and the reward of an answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+ANSWER_MARK = "####"
+
+
+class DataError(RuntimeError):
+    """The prompts cannot be used; the message names the file and the line."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of the data set: its index there, its token ids, and the answer that earns the reward."""
+
+    index: int
+    tokens: tuple[int, ...]
+    label: str
+
+
+def extract_answer(text: str) -> str:
+    """The text after the last "####", as the usual math sets mark it, or the whole text; stripped of white space."""
+    return text.rpartition(ANSWER_MARK)[2].strip()
+
+
+class PromptSet:
+    """A JSONL file of {"prompt", "label"} and the tokenizer of the model. Token ids travel from here on, never text."""
+
+    def __init__(self, path: Path, tokenizer: Path, max_prompt_len: int) -> None:
+        """Reads and encodes all prompts.
+
+        Raises:
+            DataError: a line is not such an object, or a prompt is empty or longer than max_prompt_len tokens.
+        """
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self.prompts: list[Prompt] = []
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            self.prompts.append(self._prompt(f"{path}:{number}", line, max_prompt_len))
+        if not self.prompts:
+            raise DataError(f"{path}: no prompts; give one JSON object a line with prompt and label")
+
+    def _prompt(self, where: str, line: str, limit: int) -> Prompt:
+        try:
+            entry = json.loads(line)
+            text, label = entry["prompt"], entry["label"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(f"{where}: not a JSON object with prompt and label ({error!r})") from error
+        tokens = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        if not 1 <= len(tokens) <= limit:
+            raise DataError(f"{where}: the prompt has {len(tokens)} tokens; allowed are 1 to {limit} (max_prompt_len)")
+        return Prompt(len(self.prompts), tokens, str(label))
+
+    def batch(self, step: int, count: int, seed: int) -> list[Prompt]:
+        """The prompts of a step: each epoch visits all of them once, in an order that the seed and the epoch decide."""
+        size, out = len(self.prompts), []
+        for place in range(step * count, (step + 1) * count):
+            epoch, index = divmod(place, size)
+            out.append(self.prompts[self._order(epoch, seed)[index]])
+        return out
+
+    def _order(self, epoch: int, seed: int) -> list[int]:
+        order = list(range(len(self.prompts)))
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+        return order
+
+    def reward(self, prompt: Prompt, response: Sequence[int]) -> float:
+        """1 for an exact match of the answer, else 0."""
+        text = self._tokenizer.decode(list(response), skip_special_tokens=True)
+        return float(extract_answer(text) == prompt.label.strip())

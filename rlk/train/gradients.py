@@ -1,0 +1,86 @@
+"""Gradient accumulators, sharded over context-parallel ranks by atoms, and the order in which contributions join them.
+
+Every stored shard is cut in 8 equal pieces (padded with zeros); a piece of a virtual shard is an atom. A rank
+accumulates the pieces that its place in the context-parallel group owns: memory of a sharded gradient. A parameter's
+gradient is, for each sample by id, the tree over the sample's 8 virtual slices, added to the accumulator in one fp32
+chain: neither the degrees nor the packing enter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rlk.kernels.collectives.base import tree_reduce_scatter
+from rlk.kernels.tree import VIRTUAL
+from rlk.model.checkpoint import as_shards
+from rlk.model.parallel import ParallelContext
+
+
+def piece_size(elements: int) -> int:
+    """Elements of one of the 8 pieces of a shard."""
+    return -(-elements // VIRTUAL)
+
+
+def to_pieces(stored: torch.Tensor) -> torch.Tensor:
+    """[..., S, rows, cols] to [..., S, 8, piece], zero padded."""
+    flat = stored.flatten(-2)
+    padded = torch.nn.functional.pad(flat, (0, piece_size(flat.shape[-1]) * VIRTUAL - flat.shape[-1]))
+    return padded.reshape(*padded.shape[:-1], VIRTUAL, -1)
+
+
+def owned_pieces(stored: torch.Tensor, context: ParallelContext) -> torch.Tensor:
+    """This rank's atoms of a stored parameter, [S, 8 / CP, piece]."""
+    own = context.slices
+    return to_pieces(as_shards(stored))[:, own.start : own.stop].contiguous()
+
+
+def from_pieces(mine: torch.Tensor, like: torch.Tensor, context: ParallelContext, stage: str) -> torch.Tensor:
+    """The stored parameter, from every context-parallel rank's atoms: moved, never summed."""
+    shards = as_shards(like)
+    gathered = context.cp.all_gather(mine, stage)  # [CP, S, 8 / CP, piece]
+    flat = gathered.transpose(0, 1).flatten(1)[:, : shards[0].numel()]
+    return flat.reshape(like.shape)
+
+
+TIED_HEAD = "embed (as head)"
+
+
+class Accumulators:
+    """fp32 accumulators of every parameter, [S, 8 / CP, piece], zero at the start of a step.
+
+    An embedding that is also the head has two: its gradient is fp32(sum as head) + fp32(sum as embedding).
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], context: ParallelContext) -> None:
+        self.context = context
+        self.pieces = {n: torch.zeros_like(owned_pieces(w, context), dtype=torch.float32) for n, w in weights.items()}
+        if "head" not in weights:
+            self.pieces[TIED_HEAD] = torch.zeros_like(self.pieces["embed"])
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """The finished gradients by parameter."""
+        out = dict(self.pieces)
+        if TIED_HEAD in out:
+            out["embed"] = out.pop(TIED_HEAD) + out["embed"]
+        return out
+
+    def zero(self) -> None:
+        """Forgets the last step."""
+        for t in self.pieces.values():
+            t.zero_()
+
+    def add(self, name: str, partials: torch.Tensor) -> None:
+        """Joins one micro-batch's contributions.
+
+        partials: fp32 [samples, S, rows, cols] ([samples, 1, 1, n] if replicated), each the sum of the subtree of
+        this rank's slices. One exchange for the whole micro-batch; then the tree over ranks and the chain over samples.
+        """
+        cp = self.context.cp
+        pieces = to_pieces(partials)
+        pieces = pieces.reshape(*pieces.shape[:2], cp.size, -1, pieces.shape[-1])  # [samples, S, CP, 8 / CP, piece]
+        mine = tree_reduce_scatter(pieces.movedim(2, 0)[None], cp, f"gradient of {name}")
+        accumulator = self.pieces[name]
+        for contribution in mine:
+            accumulator.add_(contribution)

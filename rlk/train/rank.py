@@ -1,0 +1,134 @@
+"""One trainer rank as a process: its groups, its worker, and what it says about itself. The driver makes a Ray actor
+of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
+
+from rlk.kernels.collectives.base import Alone, Collective
+from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.proof import prove
+from rlk.model.parallel import ParallelContext
+from rlk.plan.derive import Plan
+from rlk.train.batching import Sample
+from rlk.train.optimizer import UpdateReport
+from rlk.train.worker import ScoredTokens, TrainWorker
+
+HOST = "127.0.0.1"  # all trainer ranks of one run are on one machine
+
+
+class TrainRank:
+    """Rank tp_rank * CP + cp_rank of the trainer. Calls that exchange data must reach all ranks."""
+
+    def __init__(self, plan_json: str, rank: int) -> None:
+        self.plan = Plan.from_json(plan_json)
+        self.rank = rank
+        self.tp_rank, self.cp_rank = divmod(rank, self.plan.train.cp)
+
+    def open_store(self) -> int:
+        """Rank 0 only: opens the meeting point and returns its port, chosen by the system, so that none can be
+        taken."""
+        self._store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False, timeout=self._timeout())
+        return int(self._store.port)
+
+    def start(self, port: int) -> dict[str, Any]:
+        """Joins the groups, proves the kernels, loads the checkpoint; returns `read_back()`."""
+        torch.set_num_threads(1)
+        if self.rank:
+            self._store = TCPStore(HOST, port, is_master=False, timeout=self._timeout())
+        dist.init_process_group(
+            "gloo", store=self._store, rank=self.rank, world_size=self.plan.ranks, timeout=self._timeout()
+        )
+        self.proofs = prove(torch.device("cpu"))
+        self.worker = TrainWorker(self.plan, self._context())
+        return self.read_back()
+
+    def _timeout(self) -> timedelta:
+        return timedelta(seconds=self.plan.profile.timeouts.collective_s)
+
+    def _context(self) -> ParallelContext:
+        tp, cp = self.plan.train.tp, self.plan.train.cp
+        tp_groups = [[t * cp + c for t in range(tp)] for c in range(cp)]
+        cp_groups = [[t * cp + c for c in range(cp)] for t in range(tp)]
+        return ParallelContext(self._group("tensor parallel", tp_groups), self._group("context parallel", cp_groups))
+
+    def _group(self, name: str, members: list[list[int]]) -> Collective:
+        mine: Collective = Alone()
+        for ranks in members:  # every process takes part in making every group
+            group = dist.new_group(ranks, timeout=self._timeout())
+            if self.rank in ranks and len(ranks) > 1:
+                mine = GlooCollective(group, f"{name} group of train ranks {ranks}")
+        return mine
+
+    def reset(self, plan_json: str) -> dict[str, Any]:
+        """Back to the initial state, byte for byte, for a run of another plan of the same topology; returns
+        `read_back()`.
+
+        Raises:
+            ValueError: the plan needs another topology.
+        """
+        plan = Plan.from_json(plan_json)
+        if (plan.train, plan.ranks) != (self.plan.train, self.plan.ranks):
+            raise ValueError(f"this trainer runs {self.plan.train}; a plan of {plan.train} needs a trainer of its own")
+        self.plan = plan
+        self.worker = TrainWorker(plan, self.worker.context)
+        return self.read_back()
+
+    def score(self, samples: Sequence[Sample]) -> tuple[ScoredTokens, npt.NDArray[np.float32]]:
+        """Takes a step's samples; recomputed policy log-probabilities and those of the reference, of this rank's
+        tokens."""
+        self.worker.begin(samples)
+        return self.worker.score(), self.worker.score_reference()
+
+    def update(
+        self, coefficients: Mapping[int, npt.NDArray[np.float32]]
+    ) -> tuple[npt.NDArray[np.float32], UpdateReport]:
+        """See TrainWorker.update."""
+        return self.worker.update(coefficients)
+
+    def export(self) -> dict[str, torch.Tensor]:
+        """The stored shards held here, bf16; every context-parallel rank holds the same."""
+        return self.worker.model.weights
+
+    def fingerprints(self) -> dict[str, tuple[int, int]]:
+        """This rank's part of every exported tensor's fingerprint."""
+        return self.worker.fingerprints()
+
+    def read_back(self) -> dict[str, Any]:
+        """Effective settings, from the live objects."""
+        worker, context = self.worker, self.worker.context
+        (dtype,) = {str(w.dtype).removeprefix("torch.") for w in worker.model.weights.values()}
+        (master,) = {str(w.dtype).removeprefix("torch.") for w in worker.optimizer.master.values()}
+        return {
+            "pid": os.getpid(),
+            "rank": dist.get_rank(),
+            "tp_rank": context.tp.rank,
+            "cp_rank": context.cp.rank,
+            "tp": context.tp.size,
+            "cp": context.cp.size,
+            "mode": "native" if worker.model.ops.name == "native" else "consistency",
+            "dtype": dtype,
+            "master_dtype": master,
+            "token_budget": worker.plan.token_budget,
+            "padded_vocab": worker.model.weights["embed"].flatten(0, 1).shape[0] * context.tp.size,
+            "offload": False,  # no form of this rank moves its state away yet
+            "model_class": f"{type(worker.model).__module__}.{type(worker.model).__qualname__}",
+            "kernels": {p.name: p.form for p in self.proofs},
+        }
+
+    def proof_sentences(self) -> list[tuple[str, str, str]]:
+        """Name, form and proof of every kernel choice."""
+        return [(p.name, p.form, p.sentence) for p in self.proofs]
+
+    def stop(self) -> None:
+        """Leaves the groups."""
+        dist.destroy_process_group()

@@ -1,0 +1,113 @@
+"""What one trainer rank does in a step: score, score with the reference, update, export. No Ray here: see
+rlk.train.rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rlk.kernels.policy import RowParams
+from rlk.model import checkpoint
+from rlk.model.native import NativeOps
+from rlk.model.ops import CanonicalOps
+from rlk.model.parallel import ParallelContext
+from rlk.model.qwen3 import Qwen3
+from rlk.plan.derive import Plan
+from rlk.train.batching import MicroBatch, Sample, build, micro_batches
+from rlk.train.gradients import Accumulators
+from rlk.train.optimizer import AdamSettings, Optimizer, UpdateReport
+from rlk.train.policy import CanonicalArm, NativeArm
+
+
+@dataclass(frozen=True)
+class ScoredTokens:
+    """This rank's response tokens, one entry each: sample id i64, place in the response i32, token i32,
+    log-probability f32, in the support u8."""
+
+    sample_id: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int32]
+    token: npt.NDArray[np.int32]
+    logprob: npt.NDArray[np.float32]
+    in_support: npt.NDArray[np.uint8]
+
+
+class TrainWorker:
+    """Model, optimizer and batch of one rank."""
+
+    def __init__(self, plan: Plan, context: ParallelContext) -> None:
+        self.plan, self.context = plan, context
+        native = plan.config.mode == "native"
+        self.arm = NativeArm() if native else CanonicalArm()
+        self.model = Qwen3(plan.shape, context, NativeOps() if native else CanonicalOps(), plan.max_model_len)
+        self.batches: list[MicroBatch] = []
+        self.params: list[RowParams] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to the checkpoint: weights, masters, moments and step count as they were at the start, byte for byte."""
+        self.model.load(checkpoint.load(Path(self.plan.profile.model), self.model.params, self.context))
+        self.optimizer = Optimizer(self.model.weights, self.context)
+        self.sums = Accumulators(self.model.weights, self.context)
+
+    def begin(self, samples: Sequence[Sample]) -> None:
+        """Takes a step's samples, in any order; cuts them in micro-batches and keeps this rank's rows."""
+        ordered = sorted(samples, key=lambda s: s.sample_id)
+        groups = micro_batches(ordered, self.plan.logical_budget)
+        self.batches = [build(group, self.context) for group in groups]
+        settings = [[(s.sampling.temperature, s.sampling.top_p, s.sampling.top_k) for s in g] for g in groups]
+        vocab = self.plan.shape.vocab_size
+        self.params = [RowParams.build(s, vocab).rows(b.owner) for s, b in zip(settings, self.batches, strict=True)]
+
+    def score(self) -> ScoredTokens:
+        """The policy's log-probabilities, recomputed."""
+        parts = [self.arm.score(self.model, b, p) for b, p in zip(self.batches, self.params, strict=True)]
+        ids = [torch.tensor([s.sample_id for s in b.samples])[b.owner] for b in self.batches]
+        return ScoredTokens(
+            torch.cat(ids).numpy(),
+            torch.cat([b.index for b in self.batches]).to(torch.int32).numpy(),
+            torch.cat([b.target for b in self.batches]).to(torch.int32).numpy(),
+            torch.cat([logprob for logprob, _ in parts]).numpy(),
+            torch.cat([inside for _, inside in parts]).to(torch.uint8).numpy(),
+        )
+
+    def score_reference(self) -> npt.NDArray[np.float32]:
+        """Log-probabilities of the reference over the full vocabulary, fp32 [M]; its weights live only as long as
+        this call."""
+        path = Path(self.plan.profile.reference or self.plan.profile.model)
+        weights = checkpoint.load(path, self.model.params, self.context)
+        reference = Qwen3(self.plan.shape, self.context, self.model.ops, self.plan.max_model_len, weights)
+        rows = zip(self.batches, self.params, strict=True)
+        return torch.cat([self.arm.score(reference, b, p.full_support())[0] for b, p in rows]).numpy()
+
+    def update(
+        self, coefficients: Mapping[int, npt.NDArray[np.float32]]
+    ) -> tuple[npt.NDArray[np.float32], UpdateReport]:
+        """Forward, backward and one optimizer step; coefficients fp32 [R] by sample id.
+
+        Returns the log-probabilities that were differentiated, fp32 [M], and the report. The model then holds the
+        new weights.
+        """
+        self.sums.zero()
+        seen = []
+        for batch, params in zip(self.batches, self.params, strict=True):
+            flat = np.concatenate([coefficients[s.sample_id] for s in batch.samples])
+            first = np.cumsum([0] + [s.response_len for s in batch.samples])
+            place = torch.from_numpy(first)[batch.owner] + batch.index
+            rows = torch.from_numpy(flat)[place]
+            seen.append(self.arm.accumulate(self.model, batch, params, rows, self.sums))
+        report = self.optimizer.step(self.sums.gradients(), self._settings())
+        self.model.load(self.optimizer.export(self.model.weights))
+        return torch.cat(seen).numpy(), report
+
+    def _settings(self) -> AdamSettings:
+        c = self.plan.config
+        return AdamSettings(c.lr, (c.adam_beta1, c.adam_beta2), c.adam_eps, c.weight_decay, c.max_grad_norm)
+
+    def fingerprints(self) -> dict[str, tuple[int, int]]:
+        """This rank's part of the fingerprint of every exported tensor."""
+        return checkpoint.fingerprints(self.model.params, self.model.weights, self.context)
