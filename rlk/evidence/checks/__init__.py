@@ -1,0 +1,1 @@
+"""The checks: one function each, by theme. `registry.py` lists them."""

@@ -1,0 +1,83 @@
+"""A JSON file is read strictly or not at all, and what was written reads back as the same document."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from rlk.evidence.documents import canonical
+from rlk.evidence.errors import EvidenceError
+from rlk.evidence.record import Record
+from rlk.evidence.schemas import Manifest, Metrics, TrajectoryLine
+from rlk.evidence.verdict import Validation
+from tests.unit.evidence_builder import build, make_draft
+
+LINE = TrajectoryLine(step=1, **dict.fromkeys(("tokens", "logprobs", "rewards", "weights", "digest"), "a" * 64))
+
+
+def test_documents_read_back_equal_and_spell_alike(tmp_path: Path) -> None:
+    run_dir, _ = build(tmp_path)
+    run = Record(run_dir)
+    stored = Validation.from_json(run.validation_text(), "run-validation.json")
+    for document in (run.manifest, stored, *run.metrics, *run.trajectory, *run.fingerprints):
+        text = document.to_json()
+        again = type(document).from_json(text, "file")
+        assert again == document
+        assert again.to_json() == text
+
+
+def test_numbers_beyond_json_are_kept_as_words(tmp_path: Path) -> None:
+    run_dir, _ = build(tmp_path)
+    line = Record(run_dir).metrics[0].model_copy(update={"loss": math.nan, "kl": math.inf, "lr": -math.inf})
+    text = line.to_json()
+    body = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    assert (body["loss"], body["kl"], body["lr"]) == ("NaN", "Infinity", "-Infinity")
+    again = Metrics.from_json(text, "file")
+    assert math.isnan(again.loss)
+    assert (again.kl, again.lr) == (math.inf, -math.inf)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"rlk.trajectory/1"', '"rlk.trajectory/2"', r"schema is 'rlk.trajectory/2', this reader knows"),
+        ('"schema": "rlk.trajectory/1", ', "", r"schema is None"),
+        ('"step": 1', '"step": 1, "step": 1', r"key 'step' stands twice"),
+        ('"step": 1', '"step": "1"', r"step: Input should be a valid integer"),
+        ('"step": 1', '"step": 1.0', r"step: Input should be a valid integer"),
+        ('"step": 1', '"step": true', r"step: Input should be a valid integer"),
+        ('"step": 1', '"step": -1', r"step: Input should be greater than or equal to 0"),
+        ('"step": 1', '"step": NaN', r"NaN is not JSON"),
+        ('"step": 1', '"step": 1, "more": 1', r"more: Extra inputs are not permitted"),
+        ('"step": 1, ', "", r"step: Field required"),
+        ("aaa", "AAA", r"tokens: String should match pattern"),
+        ("}", "", r"not valid JSON"),
+        ("}", "} {}", r"not valid JSON"),
+    ],
+)
+def test_anything_else_is_refused_by_place(old: str, new: str, says: str) -> None:
+    text = LINE.to_json()
+    assert old in text
+    with pytest.raises(EvidenceError, match=rf"^file line 3: .*{says}"):
+        TrajectoryLine.from_json(text.replace(old, new, 1), "file line 3")
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", '"text"', "", "[" * 100_000])
+def test_other_values_than_objects_are_refused(text: str) -> None:
+    with pytest.raises(EvidenceError, match=r"^file: "):
+        TrajectoryLine.from_json(text, "file")
+
+
+def test_canonical_text_ignores_order_and_refuses_nan() -> None:
+    assert canonical({"b": 1, "a": [1, "ü"]}) == canonical({"a": [1, "ü"], "b": 1}) == b'{"a":[1,"\\u00fc"],"b":1}'
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical({"a": math.nan})
+
+
+def test_documents_cannot_be_changed_after_construction() -> None:
+    manifest = Manifest(**make_draft().manifest)
+    with pytest.raises(ValueError, match="frozen"):
+        manifest.status = "failed"  # type: ignore[misc]
