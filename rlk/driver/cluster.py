@@ -1,0 +1,114 @@
+"""A private Ray for one session: its own address, ports, temporary folder and namespace; nobody else's is joined."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._private import state as ray_state  # the public listing needs the dashboard, which a run does not start
+from ray.core.generated import common_pb2, gcs_pb2
+
+from rlk.driver.errors import RunError
+from rlk.driver.processes import Ledger
+from rlk.evidence.ray_status import Actor
+
+log = logging.getLogger(__name__)
+
+OBJECT_STORE_BYTES = 256 << 20
+
+
+class Cluster:
+    """Ray, and the actors on it by role."""
+
+    def __init__(self, actors: int, stop_s: float) -> None:
+        self.ledger = Ledger()
+        self.handles: dict[str, Any] = {}
+        self._slots, self._stop_s = actors, stop_s
+        self._folder: Path | None = None
+
+    def start(self) -> None:
+        """Starts Ray.
+
+        Raises:
+            RunError: this process is already connected to one.
+        """
+        if ray.is_initialized():
+            raise RunError(
+                "this process is connected to a Ray already; a run starts its own: call ray.shutdown() first"
+            )
+        # Ray puts sockets here, whose paths may have 107 characters: not below a deep run directory.
+        self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
+        ray.init(
+            address="local",  # RAY_ADDRESS would otherwise join a cluster that is not ours
+            num_cpus=self._slots,
+            namespace="rlk",
+            include_dashboard=False,
+            log_to_driver=False,
+            configure_logging=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(self._folder),
+        )
+        self.ledger.record_children()
+
+    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any) -> Any:
+        """Starts one actor: one rank, one process, with its environment set before its Python starts."""
+        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": dict(environment)}}
+        handle = ray.remote(cls).options(name=role, **options).remote(*args)
+        self.handles[role] = handle
+        return handle
+
+    def actors(self) -> tuple[Actor, ...]:
+        """Every actor's state, as Ray tells it."""
+        found, exits = [], _exit_types()
+        for entry in ray_state.actors().values():
+            if entry["Name"] in self.handles:
+                found.append(Actor(entry["Name"], entry["State"], entry["Pid"], _cause(entry, exits)))
+        return tuple(sorted(found, key=lambda actor: actor.name))
+
+    def leave(self) -> tuple[Actor, ...]:
+        """Asks every actor to leave, waits until Ray calls each of them dead, and returns how they ended."""
+        for handle in self.handles.values():
+            handle.leave.remote()
+        deadline = time.monotonic() + self._stop_s
+        while any(actor.state != "DEAD" for actor in self.actors()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.actors()
+
+    def stop(self) -> None:
+        """Ends Ray and every process recorded, by pid, and removes Ray's folder.
+
+        Raises:
+            RunError: a process outlived even a kill.
+        """
+        if ray.is_initialized():
+            self.ledger.record_children()
+            ray.shutdown()
+        self.ledger.end_all(self._stop_s)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        left = [owned for owned in self.ledger.owned if owned.process() is not None]
+        if left:
+            raise RunError(f"still alive after a kill: {', '.join(f'{o.role} (pid {o.pid})' for o in left)}")
+
+
+def _exit_types() -> dict[int, str]:
+    """How Ray says each ended worker process ended, by pid."""
+    accessor = ray_state.state._connect_and_get_accessor()
+    workers = [gcs_pb2.WorkerTableData.FromString(raw) for raw in accessor.get_worker_table()]
+    return {w.pid: common_pb2.WorkerExitType.Name(w.exit_type) for w in workers if w.HasField("exit_type")}
+
+
+def _cause(entry: Mapping[str, Any], exits: Mapping[int, str]) -> str:
+    """Ray's reason; for a worker that died its exit type, which alone tells a request to leave from a crash."""
+    if entry["State"] != "DEAD":
+        return "-"
+    context = entry["DeathCause"].actor_died_error_context
+    reasons = context.DESCRIPTOR.fields_by_name["reason"].enum_type.values_by_number
+    reason: str = reasons[context.reason].name
+    return exits.get(entry["Pid"], reason) if reason == "WORKER_DIED" else reason

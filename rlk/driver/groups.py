@@ -1,0 +1,153 @@
+"""The trainer and the engines as groups of ranks that are called together."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rlk.driver.actors import EngineActor, TrainActor
+from rlk.driver.cluster import Cluster
+from rlk.driver.sync import Bits
+from rlk.driver.waiting import collect
+from rlk.evidence import layout
+from rlk.plan.derive import Plan
+from rlk.rollout.messages import Generation, Request
+from rlk.train.batching import Sample
+from rlk.train.optimizer import UpdateReport
+from rlk.train.worker import ScoredTokens
+
+Place = tuple[int, int]  # engine, rank within it
+
+
+class Trainer:
+    """All train ranks, in rank order: rank = tp_rank * CP + cp_rank."""
+
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        self.plan = plan
+        self.ranks = {
+            layout.train_role(r): cluster.add(layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r)
+            for r in range(plan.ranks)
+        }
+
+    def _call(self, stage: str, timeout_s: float, method: str, *args: Any) -> list[Any]:
+        refs = {role: getattr(handle, method).remote(*args) for role, handle in self.ranks.items()}
+        return list(collect(refs, timeout_s, f"trainer {stage}").values())
+
+    def starting(self) -> dict[str, Any]:
+        """Begins the start of every rank and returns what to wait for."""
+        first = layout.train_role(0)
+        opening = {first: self.ranks[first].open_store.remote()}
+        port = collect(opening, self.plan.profile.timeouts.start_s, "trainer start")
+        return {role: handle.start.remote(port[first]) for role, handle in self.ranks.items()}
+
+    def reset(self, plan: Plan) -> None:
+        """Initial state, for a run of `plan`."""
+        self.plan = plan
+        self._call("reset", plan.profile.timeouts.start_s, "reset", plan.to_json())
+
+    def score(self, samples: Sequence[Sample]) -> list[tuple[ScoredTokens, npt.NDArray[np.float32]]]:
+        """Policy and reference log-probabilities, by rank."""
+        return self._call("score", self.plan.profile.timeouts.train_s, "score", samples)
+
+    def update(
+        self, coefficients: Mapping[int, npt.NDArray[np.float32]]
+    ) -> list[tuple[npt.NDArray[np.float32], UpdateReport]]:
+        """One optimizer step; differentiated log-probabilities and report, by rank."""
+        return self._call("update", self.plan.profile.timeouts.train_s, "update", coefficients)
+
+    def export(self) -> list[dict[str, torch.Tensor]]:
+        """Stored shards, by tensor-parallel rank."""
+        return self._holders("export")
+
+    def described(self) -> list[list[tuple[str, int, str]]]:
+        """Name, elements and dtype of every exported part, by tensor-parallel rank."""
+        return self._holders("described")
+
+    def _holders(self, method: str) -> list[Any]:
+        """Asks one rank of each tensor-parallel place: those of a context-parallel group hold the same weights."""
+        roles = [layout.train_role(rank) for rank in range(0, self.plan.ranks, self.plan.train.cp)]
+        refs = {role: getattr(self.ranks[role], method).remote() for role in roles}
+        return list(collect(refs, self.plan.profile.timeouts.sync_s, f"trainer {method}").values())
+
+    def fingerprints(self) -> list[dict[str, tuple[int, int]]]:
+        """Each rank's part of every exported tensor's fingerprint."""
+        return self._call("fingerprints", self.plan.profile.timeouts.sync_s, "fingerprints")
+
+    def read_back(self) -> list[dict[str, Any]]:
+        """Effective settings, by rank."""
+        return self._call("read-back", self.plan.profile.timeouts.sync_s, "read_back")
+
+    def proofs(self) -> list[tuple[str, str, str]]:
+        """Name, form and proof of every kernel choice, which are the same on every rank."""
+        first = layout.train_role(0)
+        ref = {first: self.ranks[first].proof_sentences.remote()}
+        return list(collect(ref, self.plan.profile.timeouts.sync_s, "trainer proofs")[first])
+
+
+class Engines:
+    """All ranks of all engines; roles in engine, then rank order."""
+
+    def __init__(self, cluster: Cluster, plan: Plan) -> None:
+        self.plan = plan
+        self.ranks: dict[Place, Any] = {}
+        for engine in range(plan.engines):
+            port = _free_port()
+            for rank in range(plan.engine_ranks):
+                role = layout.engine_role(engine, rank)
+                args = (plan.to_json(), engine, rank, plan.engine_ranks, port)
+                self.ranks[engine, rank] = cluster.add(role, EngineActor, plan.engine_env, *args)
+
+    def _by_engine(
+        self, stage: str, timeout_s: float, method: str, args: Mapping[Place, tuple[Any, ...]]
+    ) -> list[list[Any]]:
+        refs = {
+            layout.engine_role(*place): getattr(handle, method).remote(*args.get(place, ()))
+            for place, handle in self.ranks.items()
+        }
+        results = list(collect(refs, timeout_s, f"engines {stage}").values())
+        return [results[i : i + self.plan.engine_ranks] for i in range(0, len(results), self.plan.engine_ranks)]
+
+    def starting(self) -> dict[str, Any]:
+        """Begins the start of every rank and returns what to wait for."""
+        return {layout.engine_role(*place): handle.start.remote() for place, handle in self.ranks.items()}
+
+    def reset(self, plan: Plan) -> None:
+        """Initial state, for a run of `plan`."""
+        self.plan = plan
+        self._by_engine("reset", plan.profile.timeouts.start_s, "reset", dict.fromkeys(self.ranks, (plan.to_json(),)))
+
+    def generate(self, step: int, requests: Sequence[Sequence[Request]], version: int) -> list[list[Generation]]:
+        """What every rank of every engine generated from its engine's requests."""
+        args = {(e, r): (step, requests[e], version) for e, r in self.ranks}
+        return self._by_engine("rollout", self.plan.profile.timeouts.rollout_s, "generate", args)
+
+    def load(self, shards: Sequence[Mapping[str, Bits]], version: int) -> None:
+        """Overwrites weights and names them; shards by tensor-parallel rank, the same for every engine. Drops the
+        cache."""
+        args = {(e, r): (shards[r % self.plan.rollout.tp],) for e, r in self.ranks}
+        self._by_engine("weight load", self.plan.profile.timeouts.sync_s, "load", args)
+        self._by_engine("commit", self.plan.profile.timeouts.sync_s, "commit", dict.fromkeys(self.ranks, (version,)))
+
+    def fingerprints(self) -> list[list[dict[str, tuple[int, int]]]]:
+        """Each rank's part of every tensor's fingerprint, from its live weights."""
+        return self._by_engine("fingerprints", self.plan.profile.timeouts.sync_s, "fingerprint", {})
+
+    def counters(self) -> list[dict[str, int]]:
+        """Events counted inside each engine, on its rank 0."""
+        return [ranks[0] for ranks in self._by_engine("counters", self.plan.profile.timeouts.sync_s, "counters", {})]
+
+    def read_back(self) -> list[list[dict[str, Any]]]:
+        """Effective settings, by engine and rank."""
+        return self._by_engine("read-back", self.plan.profile.timeouts.sync_s, "read_back", {})
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago; vLLM takes a number and would say so if it were taken since."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

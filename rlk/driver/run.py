@@ -1,0 +1,134 @@
+"""From a plan to a verdict: the run directory, the session, the steps, and what remains when any of them fails."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+from rlk.driver.errors import RunError
+from rlk.driver.manifest import ManifestMaker
+from rlk.driver.progress import LiveView, Watch
+from rlk.driver.session import Session
+from rlk.evidence.writer import RunWriter
+from rlk.plan.derive import Plan
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to. `digest` is that of the trajectory; `errors` holds one line for each thing that is wrong."""
+
+    passed: bool
+    run_dir: str
+    steps: int
+    tokens_compared: int
+    mismatching_tokens: int
+    digest: str | None
+    seconds: float
+    errors: tuple[str, ...]
+
+
+def execute(plan: Plan, *, verify: bool, out: TextIO) -> Outcome:
+    """One run in a session of its own. `out` shows progress.
+
+    A run that fails half way leaves a sealed directory with a red verdict; so does one that is interrupted.
+    """
+    if verify != (plan.config.command == "verify"):
+        raise ValueError(f"the plan was made for {plan.config.command}")
+    with LiveView(out, plan.config.steps) as watch, _interruptible():
+        session = Session(plan)
+        return _record(plan, session, watch, own=True)
+
+
+def execute_in(session: Session, plan: Plan, watch: Watch) -> Outcome:
+    """One run in a session that goes on afterwards: it is reset to the initial state first."""
+    session.reset(plan)
+    return _record(plan, session, watch, own=False)
+
+
+def _record(plan: Plan, session: Session, watch: Watch, *, own: bool) -> Outcome:
+    start = time.monotonic()
+    writer = RunWriter.create(Path(plan.config.output_root), plan.run_id)
+    maker = ManifestMaker(plan, tuple(sys.argv), writer.run_dir)
+    writer.manifest(maker.make("running"))
+    writer.plan(plan)
+    error, interrupt = None, None
+    with _log_to(writer.log):
+        try:
+            if own:
+                session.start(watch)
+            maker = ManifestMaker(plan, maker.arguments, maker.run_dir, session.run(writer, watch), maker.created)
+        except KeyboardInterrupt as stopped:
+            error, interrupt = "interrupted", stopped
+        except Exception as failure:
+            log.exception("the run failed")
+            error = str(failure) if isinstance(failure, RunError) else f"{type(failure).__name__}: {failure}"
+        if own:
+            watch.phase(None, "ending all processes")
+            error = _stop(session, error)
+        status = session.status(error)
+    manifest = maker.make(
+        "failed" if error else "complete", error, session.cluster.ledger.owned, outlive=not own and error is None
+    )
+    verdict = writer.finish(manifest, status)
+    if interrupt is not None:
+        raise interrupt
+    return Outcome(
+        passed=verdict.passed,
+        run_dir=str(writer.run_dir),
+        steps=verdict.steps,
+        tokens_compared=verdict.tokens_compared,
+        mismatching_tokens=verdict.mismatching_tokens,
+        digest=verdict.digest,
+        seconds=round(time.monotonic() - start, 3),
+        errors=((error,) if error else ()) + verdict.errors,
+    )
+
+
+def _stop(session: Session, error: str | None) -> str | None:
+    try:
+        session.stop()
+    except RunError as failure:
+        log.exception("the session did not end well")
+        return error or str(failure)
+    return error
+
+
+@contextmanager
+def _log_to(path: Path) -> Iterator[None]:
+    """Sends the package's log to a file meanwhile."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("rlk")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        handler.close()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """A polite end (SIGTERM) is an interrupt: processes are ended and the evidence is sealed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

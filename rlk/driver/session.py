@@ -1,0 +1,110 @@
+"""A session: Ray, one trainer and its engines, started once. It can make one run, or reset and make the next."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rlk.driver.cluster import Cluster
+from rlk.driver.errors import RunError
+from rlk.driver.groups import Engines, Trainer
+from rlk.driver.manifest import Said
+from rlk.driver.progress import Watch
+from rlk.driver.step import StepRunner
+from rlk.driver.waiting import collect
+from rlk.evidence.ray_status import CLEAN_CAUSES, Actor, RayStatus
+from rlk.evidence.writer import RunWriter
+from rlk.plan.derive import Plan
+from rlk.train.data import PromptSet
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    """Processes of one topology. Use as a context manager: leaving it ends every process that it started."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.cluster = Cluster(plan.ranks + plan.engines * plan.engine_ranks, plan.profile.timeouts.stop_s)
+        self._fresh = True
+        self._ended: tuple[Actor, ...] | None = None
+
+    def start(self, watch: Watch) -> None:
+        """Starts all processes and waits until every one of them is ready.
+
+        Raises:
+            RunError: names who failed or did not come in time.
+        """
+        watch.phase(None, "starting Ray")
+        self.cluster.start()
+        watch.phase(
+            None, f"starting {self.plan.ranks} train ranks, {self.plan.engines} x {self.plan.engine_ranks} engine ranks"
+        )
+        self.trainer, self.engines = Trainer(self.cluster, self.plan), Engines(self.cluster, self.plan)
+        starting = self.engines.starting() | self.trainer.starting()
+        ready = collect(starting, self.plan.profile.timeouts.start_s, "start")
+        for role, readback in ready.items():
+            self.cluster.ledger.name(readback.get("pid") or readback["process"]["pid"], role)
+        self.cluster.ledger.record_children()
+
+    def reset(self, plan: Plan) -> None:
+        """Back to the initial state, byte for byte, for a run of another plan of the same topology.
+
+        Raises:
+            RunError: the plan needs processes of another shape.
+        """
+        if not same_processes(plan, self.plan):
+            raise RunError(f"this session runs {self.plan.cell}; {plan.cell} needs a session of its own")
+        self.plan = plan
+        if not self._fresh:
+            self.trainer.reset(plan)
+            self.engines.reset(plan)
+        self._fresh = True
+
+    def run(self, writer: RunWriter, watch: Watch) -> Said:
+        """All steps of the plan, from the initial state; returns what the processes said of themselves after the
+        last."""
+        if not self._fresh:
+            raise RunError("the session holds the weights of an earlier run: reset it first")
+        self._fresh = False
+        profile = self.plan.profile
+        data = PromptSet(Path(profile.prompts), Path(profile.model) / "tokenizer.json", profile.max_prompt_len)
+        steps = StepRunner(self.plan, self.trainer, self.engines, data, writer, watch)
+        steps.initial_weights()
+        for step in range(self.plan.config.steps):
+            steps.run(step)
+        watch.phase(None, "reading settings back")
+        return Said(self.trainer.proofs(), self.trainer.read_back(), self.engines.read_back())
+
+    def status(self, error: str | None) -> RayStatus:
+        """What Ray says of every actor: how it ended, or that it lives."""
+        actors = self._ended if self._ended is not None else self.cluster.actors()
+        good = error is None and all(a.state == "ALIVE" or a.cause in CLEAN_CAUSES for a in actors)
+        return RayStatus("SUCCEEDED" if good else "FAILED", actors)
+
+    def stop(self) -> None:
+        """Asks every actor to leave, notes how it ended, then ends every process that the session started."""
+        try:
+            if self._ended is None and self.cluster.handles:
+                self._ended = self.cluster.leave()
+        finally:
+            self.cluster.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def same_processes(a: Plan, b: Plan) -> bool:
+    """Whether processes started for one plan can run the other; the rest of a plan may change between runs."""
+    return _built_for(a) == _built_for(b)
+
+
+def _built_for(plan: Plan) -> tuple[object, ...]:
+    return (plan.train, plan.rollout, plan.ranks, plan.engines, plan.profile, plan.config.mode, plan.max_model_len)
