@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from rlk.kernels import state
-from rlk.model.layout import Param, Region
+from rlk.model.layout import Param, Region, Tensor
 from rlk.model.parallel import ParallelContext
 
 
@@ -80,18 +80,35 @@ def _read(file: Path, name: str, shape: tuple[int, ...], region: Region) -> torc
         return part
 
 
+def exported(
+    params: Iterable[Param], stored: Mapping[str, torch.Tensor], context: ParallelContext
+) -> Iterator[tuple[Tensor, Region, torch.Tensor]]:
+    """The parts of exported tensors that this rank holds: what each belongs to, its place in it, and the live view."""
+    for param in params:
+        for held, index in zip(as_shards(stored[param.name]), held_shards(param, context), strict=True):
+            for tensor, region in zip(param.tensors, param.regions(index), strict=True):
+                if region.rows:
+                    yield tensor, region, region_view(held, region)
+
+
 def fingerprints(
-    params: Iterable[Param], stored: dict[str, torch.Tensor], context: ParallelContext
+    params: Iterable[Param], stored: Mapping[str, torch.Tensor], context: ParallelContext
 ) -> dict[str, tuple[int, int]]:
     """This rank's part of the fingerprint of every exported tensor, by checkpoint name: parts of the ranks add up.
 
-    A replicated tensor is whole on every rank: count it once.
+    A replicated tensor is whole on every rank: count it once. A rank with only padding of a vocabulary says (0, 0).
     """
-    out: dict[str, list[tuple[int, int]]] = {}
-    for param in params:
-        for held, index in zip(as_shards(stored[param.name]), held_shards(param, context), strict=True):
-            for tensor, r in zip(param.tensors, param.regions(index), strict=True):
-                part = region_view(held, r)
-                pair = state.fingerprint(part, row0=r.row0, col0=r.col0, width=tensor.width) if r.rows else (0, 0)
-                out.setdefault(tensor.hf_name, []).append(pair)
-    return {name: state.combine(parts) for name, parts in out.items()}
+    parts: dict[str, list[tuple[int, int]]] = {t.hf_name: [] for param in params for t in param.tensors}
+    for tensor, r, part in exported(params, stored, context):
+        parts[tensor.hf_name].append(state.fingerprint(part, row0=r.row0, col0=r.col0, width=tensor.width))
+    return {name: state.combine(pairs) for name, pairs in parts.items()}
+
+
+def described(
+    params: Iterable[Param], stored: Mapping[str, torch.Tensor], context: ParallelContext
+) -> list[tuple[str, int, str]]:
+    """Checkpoint name, elements held here and dtype of every exported part, from the live views."""
+    return [
+        (tensor.hf_name, part.numel(), str(part.dtype).removeprefix("torch."))
+        for tensor, _, part in exported(params, stored, context)
+    ]

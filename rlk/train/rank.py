@@ -99,6 +99,10 @@ class TrainRank:
         """The stored shards held here, bf16; every context-parallel rank holds the same."""
         return self.worker.model.weights
 
+    def described(self) -> list[tuple[str, int, str]]:
+        """Name, elements held here and dtype of every exported part."""
+        return self.worker.described()
+
     def fingerprints(self) -> dict[str, tuple[int, int]]:
         """This rank's part of every exported tensor's fingerprint."""
         return self.worker.fingerprints()

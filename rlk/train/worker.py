@@ -108,6 +108,10 @@ class TrainWorker:
         c = self.plan.config
         return AdamSettings(c.lr, (c.adam_beta1, c.adam_beta2), c.adam_eps, c.weight_decay, c.max_grad_norm)
 
+    def described(self) -> list[tuple[str, int, str]]:
+        """See rlk.model.checkpoint.described."""
+        return checkpoint.described(self.model.params, self.model.weights, self.context)
+
     def fingerprints(self) -> dict[str, tuple[int, int]]:
         """This rank's part of the fingerprint of every exported tensor."""
         return checkpoint.fingerprints(self.model.params, self.model.weights, self.context)

@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny import SHAPE, TRAIN, profile
 
 from rlk.plan.cells import Cell, load_cells
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.topology import DEGREES
+from tests.unit.tiny import SHAPE, TRAIN, profile
 
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "matrices" / "smoke.yaml"

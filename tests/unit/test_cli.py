@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
-from tiny import write_profile
 
 from rlk.cli import main
 from rlk.plan.derive import Plan
+from tests.unit.tiny import write_profile
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "vllm", "ray", "numpy", "transformers")

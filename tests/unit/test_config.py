@@ -9,12 +9,12 @@ import warnings
 
 import pytest
 from pydantic import ValidationError
-from tiny import SHAPE, profile
 
 from rlk.plan.config import OPTIONS, RunConfig
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.resolve import resolve
 from rlk.plan.sampling import Sampling
+from tests.unit.tiny import SHAPE, profile
 
 REFUSED = [
     ("--mode", "fast", "consistency or native"),

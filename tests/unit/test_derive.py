@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import pytest
-from tiny import ROLLOUT, SHAPE, TOPOLOGIES, profile
 
 from rlk.plan.config import RunConfig
 from rlk.plan.derive import Plan, derive
@@ -19,6 +18,7 @@ from rlk.plan.errors import ConfigErrors
 from rlk.plan.profile import Profile
 from rlk.plan.sampling import Sampling
 from rlk.plan.topology import DEGREES, Topology
+from tests.unit.tiny import ROLLOUT, SHAPE, TOPOLOGIES, profile
 
 Pair = tuple[tuple[int, int], tuple[int, int]]
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import MODEL, write_profile
 
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.profile import load_profile
 from rlk.plan.shape import read_shape
+from tests.unit.tiny import MODEL, write_profile
 
 WRONG_PROFILES: list[tuple[dict[str, Any], str]] = [
     ({"ranks": 3}, "ranks 3"),

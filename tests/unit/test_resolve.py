@@ -6,12 +6,12 @@ Ranks 1, 2, 4 and 8 are all that a profile may have, so each rule about them is 
 from __future__ import annotations
 
 import pytest
-from tiny import SHAPE, profile
 
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.resolve import Command, resolve
 from rlk.plan.sampling import Sampling
 from rlk.plan.topology import DEGREES
+from tests.unit.tiny import SHAPE, profile
 
 
 def errors(cli: object, env: dict[str, str] | None = None, command: Command = "verify", **changes: object) -> list[str]:
