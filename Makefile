@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Where PyPI's torch would bring CUDA, point pip at a CPU build: make setup TORCH_OPTIONS="--index-url URL".
+TORCH_OPTIONS ?=
 REQUIREMENTS := $(wildcard requirements/*.txt)
 
 .PHONY: setup verify test lint clean
@@ -14,7 +16,7 @@ setup: $(STAMP)
 $(STAMP): $(REQUIREMENTS) pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt -r requirements/build-cpu.txt
-	$(PIP) torch==2.13.0
+	$(PIP) $(TORCH_OPTIONS) torch==2.13.0
 	VLLM_VERSION_OVERRIDE=0.26.0 VLLM_TARGET_DEVICE=empty \
 		$(PIP) --no-deps --no-build-isolation --no-binary vllm vllm==0.26.0
 	$(PIP) --no-deps --no-build-isolation --editable .

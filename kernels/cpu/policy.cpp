@@ -8,8 +8,7 @@
 #include "common.h"
 
 namespace {
-constexpr double SCALE = 1099511627776.0;        // 2^40
-constexpr double LOG_SCALE = 27.725887222397812; // 40 ln 2
+constexpr double SCALE = 1099511627776.0;  // 2^40
 
 struct Setting { float temperature; int64_t top_k; double top_p; };
 
@@ -66,7 +65,7 @@ struct Row {
   bool kept(int64_t i) const { return keep.empty() || keep[i]; }
 
   float logprob(int64_t token) const {
-    return float((double(d[token]) - (std::log(double(kept_mass)) - LOG_SCALE)) + 0.0);
+    return float((double(d[token]) - std::log(double(kept_mass) / SCALE)) + 0.0);
   }
 };
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
 import shutil
 import tempfile
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import ray
 from ray._private import state as ray_state  # the public listing needs the dashboard, which a run does not start
+from ray._raylet import AuthenticationTokenLoader, Config
 from ray.core.generated import common_pb2, gcs_pb2
 
 from rlk.driver.errors import RunError
@@ -42,6 +45,10 @@ class Cluster:
             raise RunError(
                 "this process is connected to a Ray already; a run starts its own: call ray.shutdown() first"
             )
+        # A token of this session's own, in memory: Ray would otherwise write one to the user's home, and say so.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        Config.initialize("")  # Ray reads the mode when it is imported
+        AuthenticationTokenLoader.instance().reset_cache()
         # Ray puts sockets here, whose paths may have 107 characters: not below a deep run directory.
         self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
         ray.init(
@@ -53,6 +60,8 @@ class Cluster:
             configure_logging=False,
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=str(self._folder),
+            # All ranks start at once, however few the cores: Ray would start two by two and warn about the rest.
+            _system_config={"worker_maximum_startup_concurrency": self._slots},
         )
         self.ledger.record_children()
 
@@ -64,7 +73,9 @@ class Cluster:
         return handle
 
     def actors(self) -> tuple[Actor, ...]:
-        """Every actor's state, as Ray tells it."""
+        """Every actor's state, as Ray tells it; none while Ray is not up."""
+        if not ray.is_initialized():
+            return ()
         found, exits = [], _exit_types()
         for entry in ray_state.actors().values():
             if entry["Name"] in self.handles:

@@ -46,7 +46,7 @@ class _GatherColumns(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: Collective) -> torch.Tensor:
         ctx.group, ctx.width = group, x.shape[1]
-        return group.all_gather(x, "columns").permute(1, 0, 2).reshape(x.shape[0], -1)
+        return group.all_gather(x, "columns").permute(1, 0, 2).flatten(1)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
@@ -59,9 +59,13 @@ class NativeOps:
 
     name = "native"
 
-    def prepare(self, w: torch.Tensor) -> torch.Tensor:
-        """The weight itself."""
-        return w
+    def prepare_column(self, w: torch.Tensor) -> torch.Tensor:
+        """The rank's rows, as one matrix."""
+        return w.flatten(0, 1)
+
+    def prepare_row(self, w: torch.Tensor) -> torch.Tensor:
+        """The rank's columns, as one matrix."""
+        return w.transpose(0, 1).flatten(1)
 
     def embed(self, table: torch.Tensor, ids: torch.Tensor, tp: Collective) -> torch.Tensor:
         """Masked lookup and all-reduce."""
@@ -75,11 +79,11 @@ class NativeOps:
     def column(self, x: torch.Tensor, w: torch.Tensor, tp: Collective) -> torch.Tensor:
         """One torch matmul."""
         entered = _SumBackward.apply(x, tp)  # type: ignore[no-untyped-call]
-        return functional.linear(entered, w.flatten(0, 1)).reshape(x.shape[0], *w.shape[:2])
+        return functional.linear(entered, w)
 
     def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
         """One torch matmul over the rank's columns, then an all-reduce of bf16 partials."""
-        partial = functional.linear(x.flatten(1), w.transpose(0, 1).flatten(1))
+        partial = functional.linear(x.flatten(1), w)
         out: torch.Tensor = _SumForward.apply(partial, tp, stage)  # type: ignore[no-untyped-call]
         return out
 

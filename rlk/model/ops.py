@@ -16,14 +16,17 @@ class Ops(Protocol):
 
     name: str
 
-    def prepare(self, w: torch.Tensor) -> torch.Tensor:
-        """What `column` and `row` multiply with, from a stored weight [S, N, K]."""
+    def prepare_column(self, w: torch.Tensor) -> torch.Tensor:
+        """What `column` multiplies with, from a stored weight [S, N, K]."""
+
+    def prepare_row(self, w: torch.Tensor) -> torch.Tensor:
+        """What `row` multiplies with, from a stored weight [S, N, K]."""
 
     def embed(self, table: torch.Tensor, ids: torch.Tensor, tp: Collective) -> torch.Tensor:
         """Rows of a vocabulary-parallel table [S, V/8, N] for ids int64 [T], bf16 [T, N]."""
 
     def column(self, x: torch.Tensor, w: torch.Tensor, tp: Collective) -> torch.Tensor:
-        """x [T, K] times the local rows of a column-parallel weight, bf16 [T, S, N]."""
+        """x [T, K] times the local rows of a column-parallel weight, bf16 [T, S * N]."""
 
     def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
         """x [T, S, K] times a row-parallel weight, summed over all shards, bf16 [T, N]."""
@@ -49,7 +52,11 @@ class CanonicalOps:
 
     name = "canonical"
 
-    def prepare(self, w: torch.Tensor) -> torch.Tensor:
+    def prepare_column(self, w: torch.Tensor) -> torch.Tensor:
+        """See Ops."""
+        return gemm.prepare(w.flatten(0, 1))
+
+    def prepare_row(self, w: torch.Tensor) -> torch.Tensor:
         """See Ops."""
         return torch.stack([gemm.prepare(shard) for shard in w])
 
@@ -62,7 +69,7 @@ class CanonicalOps:
 
     def column(self, x: torch.Tensor, w: torch.Tensor, tp: Collective) -> torch.Tensor:
         """See Ops. One chain over all of K; the parallel group is not needed."""
-        return torch.stack([gemm.linear(x, shard) for shard in w], 1)
+        return gemm.linear(x, w)
 
     def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
         """See Ops. One leaf a virtual shard, the tree, one rounding; partials travel as fp32."""
@@ -87,4 +94,4 @@ class CanonicalOps:
 
     def gather_columns(self, x: torch.Tensor, tp: Collective) -> torch.Tensor:
         """See Ops."""
-        return tp.all_gather(x, "columns").permute(1, 0, 2).reshape(x.shape[0], -1)
+        return tp.all_gather(x, "columns").permute(1, 0, 2).flatten(1)

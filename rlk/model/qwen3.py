@@ -90,7 +90,9 @@ class Qwen3:
     def prepared(self, name: str) -> torch.Tensor:
         """A weight as the device multiplies with it, made on first use after a write."""
         if name not in self._prepared:
-            self._prepared[name] = self.ops.prepare(self.weights[name])
+            row_parallel = name.endswith((".o", ".down"))
+            prepare = self.ops.prepare_row if row_parallel else self.ops.prepare_column
+            self._prepared[name] = prepare(self.weights[name])
         return self._prepared[name]
 
     def forward(
@@ -109,39 +111,43 @@ class Qwen3:
         self, i: int, x: torch.Tensor, positions: torch.Tensor, attend: Attend, tape: Tape | None
     ) -> torch.Tensor:
         ops, w, eps, tp = self.ops, self.weights, self.shape.rms_eps, self.context.tp
-        name, t, shards = f"layers.{i}", x.shape[0], len(self.context.shards)
+        name = f"layers.{i}"
         h1, rstd1 = ops.rmsnorm(x, w[f"{name}.input_norm"], eps)
-        q_raw, k_raw, v = self.split_qkv(ops.column(h1, self.prepared(f"{name}.qkv"), tp))
+        q_raw, k_raw, v = self.split_qkv(self._by_shard(ops.column(h1, self.prepared(f"{name}.qkv"), tp)))
         qn, q_rstd = ops.rmsnorm(q_raw, w[f"{name}.q_norm"], eps)
         kn, k_rstd = ops.rmsnorm(k_raw, w[f"{name}.k_norm"], eps)
         q, k = (ops.rope(y, self.cos, self.sin, positions) for y in (qn, kn))
         a = attend(i, q, k, v)
-        o = ops.row(a.reshape(t, shards, -1), self.prepared(f"{name}.o"), tp, f"{name}.o")
+        o = ops.row(self._by_shard(a.flatten(1)), self.prepared(f"{name}.o"), tp, f"{name}.o")
         x2 = ops.add(x, o)
         h2, rstd2 = ops.rmsnorm(x2, w[f"{name}.post_norm"], eps)
-        gate_up = ops.column(h2, self.prepared(f"{name}.gate_up"), tp)
+        gate_up = self._by_shard(ops.column(h2, self.prepared(f"{name}.gate_up"), tp))
         act = ops.swiglu(gate_up)
         down = ops.row(act, self.prepared(f"{name}.down"), tp, f"{name}.down")
         if tape is not None:
             tape.layers.append(LayerTape(x, rstd1, h1, q_raw, q_rstd, k_raw, k_rstd, a, x2, rstd2, h2, gate_up, act))
         return ops.add(x2, down)
 
+    def _by_shard(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, S * n] to [T, S, n]: the columns of each virtual shard held here."""
+        cut: torch.Tensor = x.unflatten(1, (len(self.context.shards), -1))
+        return cut
+
     def split_qkv(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """[T, S, q | k | v rows of a shard] to q [T, H, D], k and v [T, HK, D], heads of adjacent shards side by
         side."""
-        t, _, rows = qkv.shape
         d, group = self.shape.head_dim, self.shape.heads // self.shape.kv_heads
-        kv = rows // (group + 2)
-        q, k, v = (x.reshape(t, -1, d).contiguous() for x in qkv.split([group * kv, kv, kv], 2))
+        kv = qkv.shape[2] // (group + 2)
+        q, k, v = (x.flatten(1).unflatten(1, (-1, d)).contiguous() for x in qkv.split([group * kv, kv, kv], 2))
         return q, k, v
 
     def join_qkv(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The inverse of split_qkv."""
-        t, shards = q.shape[0], len(self.context.shards)
-        return torch.cat([x.reshape(t, shards, -1) for x in (q, k, v)], 2)
+        shards = len(self.context.shards)
+        return torch.cat([x.unflatten(1, (shards, -1)).flatten(2) for x in (q, k, v)], 2)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [T, vocabulary] bf16 over the real vocabulary, on every rank: padded columns are left out by index."""
         local = self.ops.column(hidden, self.prepared(self.head_name), self.context.tp)
-        full = self.ops.gather_columns(local.reshape(hidden.shape[0], -1), self.context.tp)
+        full = self.ops.gather_columns(local, self.context.tp)
         return full[:, : self.shape.vocab_size].contiguous()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from rlk.plan.config import OPTIONS, RunConfig
+from rlk.plan.errors import shown
 from rlk.plan.profile import Profile
 from rlk.plan.shape import ModelShape
 from rlk.plan.topology import DEGREES
@@ -113,7 +114,7 @@ def _sequence_within_the_positions(case: Case) -> str | None:
 def _cache_holds_a_sequence(case: Case) -> str | None:
     engine, config = case.profile.engine, case.config
     tokens = case.profile.max_prompt_len + config.max_response_len
-    pages = -(-tokens // engine.block_size)
+    pages = -(-tokens // engine.block_size) + 1  # vLLM never gives out its first page
     needed = pages * engine.block_size * case.shape.kv_bytes(config.rollout_tp, config.rollout_cp)
     if needed <= engine.kv_cache_bytes:
         return None
@@ -121,6 +122,15 @@ def _cache_holds_a_sequence(case: Case) -> str | None:
         f"{case.said('max_response_len')}: a sequence of {tokens} tokens takes {needed} bytes of KV cache a rank: "
         f"allowed is the profile's engine.kv_cache_bytes {engine.kv_cache_bytes}"
     )
+
+
+@_reads("temperature", "mix", "mode")
+def _stock_sampler_takes_the_temperature(case: Case) -> str | None:
+    odd = [s.temperature for s in case.config.samplings if s.temperature and not 0.01 <= s.temperature <= 2]
+    if case.config.mode == "consistency" or not odd:
+        return None
+    said = case.said("mix" if case.config.mix else "temperature")
+    return f"{said}: native mode allows 0 and 0.01 to 2: vLLM's own sampler lifts or refuses {shown(odd[0])}"
 
 
 @_reads("use_rollout_logprobs", "mode")

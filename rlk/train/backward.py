@@ -49,7 +49,7 @@ class Backward:
 
         shards = len(self.model.context.shards)
         da = self._row_input(dx2, w[f"{name}.o"])
-        self._row_weight(f"{name}.o", dx2, t.a.reshape(t.a.shape[0], shards, -1))
+        self._row_weight(f"{name}.o", dx2, t.a.unflatten(1, (shards, -1)).flatten(2))
         dqkv = self._attention(i, t, da.reshape(t.a.shape))
         self._column_weight(f"{name}.qkv", dqkv, t.h1)
         dh1 = self._column_input(dqkv, w[f"{name}.qkv"], f"{name}.qkv")
@@ -114,8 +114,9 @@ class Backward:
     def _head_gain(self, name: str, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> None:
         """Gain of a q or k norm: token, then head, a leaf per virtual shard and slice; the tree over shards, then
         over slices."""
-        t, d, shards = dy.shape[0], dy.shape[-1], len(self.model.context.shards)
-        dys, xs, rs = dy.view(t, shards, -1, d), x.view(t, shards, -1, d), rstd.view(t, shards, -1)
+        (t, heads, d), shards = dy.shape, len(self.model.context.shards)
+        dys, xs = (v.unflatten(1, (shards, -1)) for v in (dy, x))
+        rs = rstd.view(t, shards, heads // shards)
 
         def shard_leaf(a: int, z: int, s: int) -> torch.Tensor:
             dy_s, x_s, rstd_s = (v[a:z, s].contiguous() for v in (dys, xs, rs))

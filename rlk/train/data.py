@@ -42,8 +42,9 @@ class PromptSet:
         """
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self.prompts: list[Prompt] = []
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            self.prompts.append(self._prompt(f"{path}:{number}", line, max_prompt_len))
+        with path.open(encoding="utf-8") as lines:  # str.splitlines would also cut at U+2028 and others within a text
+            for number, line in enumerate(lines, 1):
+                self.prompts.append(self._prompt(f"{path}:{number}", line, max_prompt_len))
         if not self.prompts:
             raise DataError(f"{path}: no prompts; give one JSON object a line with prompt and label")
 
@@ -51,6 +52,8 @@ class PromptSet:
         try:
             entry = json.loads(line)
             text, label = entry["prompt"], entry["label"]
+            if not isinstance(text, str):
+                raise TypeError(f"prompt is {text!r}")
         except (ValueError, TypeError, KeyError) as error:
             raise DataError(f"{where}: not a JSON object with prompt and label ({error!r})") from error
         tokens = tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -27,7 +27,9 @@ def group_advantages(rewards: Sequence[float], group: int) -> list[float]:
     for start in range(0, len(rewards), group):
         part = rewards[start : start + group]
         mean = math.fsum(part) / len(part)
-        deviation = math.sqrt(math.fsum((r - mean) ** 2 for r in part) / len(part))
+        # The mean of equal rewards may be an ulp off, and that ulp over itself would be an advantage of one.
+        spread = math.fsum((r - mean) ** 2 for r in part) if max(part) > min(part) else 0.0
+        deviation = math.sqrt(spread / len(part))
         out += [(r - mean) / deviation if deviation > 0 else 0.0 for r in part]
     return out
 

@@ -1,0 +1,107 @@
+"""The model as vLLM loads it: a thin module around rlk.model.qwen3, with one of vLLM's attention layers a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.distributed import get_tp_group
+from vllm.model_executor.layers.attention import Attention
+from vllm.utils.torch_utils import set_default_torch_dtype
+
+from rlk.kernels.collectives.base import Alone
+from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.model import checkpoint
+from rlk.model.native import NativeOps
+from rlk.model.ops import CanonicalOps, Ops
+from rlk.model.parallel import ParallelContext
+from rlk.model.qwen3 import Qwen3
+from rlk.plan.derive import Plan
+from rlk.rollout.vllm_attention import PagedBackend, canonical_core, native_core
+
+PLAN_KEY = "rlk_plan"
+"""Where vLLM's additional_config carries the plan: the one channel by which it reaches worker and model."""
+
+
+def plan_of(vllm_config: Any) -> Plan:
+    """The plan that an engine was started with."""
+    return Plan.from_json(vllm_config.additional_config[PLAN_KEY])
+
+
+def rollout_context() -> ParallelContext:
+    """This rank's place in the engine, over vLLM's own tensor-parallel group."""
+    group = get_tp_group()
+    return ParallelContext(Alone() if group.world_size == 1 else GlooCollective(group.cpu_group, "rollout TP"))
+
+
+class RolloutQwen3(nn.Module):
+    """What vLLM's runner calls. It holds no torch parameters: weights live in `qwen3` and change by `load_stored`."""
+
+    def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
+        super().__init__()
+        plan = plan_of(vllm_config)
+        shape, tp = plan.shape, plan.rollout.tp
+        native = plan.config.mode == "native"
+        ops: Ops = NativeOps() if native else CanonicalOps()
+        self.path = Path(vllm_config.model_config.model)
+        # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
+        with set_default_torch_dtype(torch.float32):
+            self.qwen3 = Qwen3(shape, rollout_context(), ops, plan.max_model_len)
+        self.attention = nn.ModuleList(
+            Attention(
+                shape.heads // tp,
+                shape.head_dim,
+                shape.head_dim**-0.5,
+                num_kv_heads=shape.kv_heads // tp,
+                cache_config=vllm_config.cache_config,
+                prefix=f"model.layers.{i}.self_attn.attn",
+                attn_backend=PagedBackend,
+                core=native_core if native else canonical_core,
+            )
+            for i in range(shape.layers)
+        )
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings bf16 [T, hidden] of ids [T]."""
+        q = self.qwen3
+        return q.ops.embed(q.weights["embed"], input_ids.to(torch.int64), q.context.tp)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: Any = None,
+        inputs_embeds: torch.Tensor | None = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        """Final normed hidden states bf16 [T, hidden] of ids [T] at absolute positions [T]."""
+        if intermediate_tensors is not None or inputs_embeds is not None:
+            raise ValueError("pipeline stages and embedded prompts are not supported: send token ids to one stage")
+        return self.qwen3.forward(input_ids.to(torch.int64), positions.to(torch.int64), self._attend)
+
+    def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
+        """Logits bf16 [T, vocabulary], the real columns only, on every rank."""
+        return self.qwen3.logits(hidden_states)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Loads this rank's shards from the checkpoint folder, by the reader that the trainer uses.
+
+        vLLM's own iterator over whole tensors stays unread: slicing them a second way could slice them differently.
+        """
+        self.reload()
+        return set()
+
+    def reload(self) -> None:
+        """Returns every weight to the checkpoint's."""
+        self.load_stored(checkpoint.load(self.path, self.qwen3.params, self.qwen3.context))
+
+    def load_stored(self, stored: Mapping[str, torch.Tensor]) -> None:
+        """Overwrites parameters in place, by stored name, in this rank's stored shape; any part of them at a time."""
+        self.qwen3.load(stored)
+
+    def _attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.attention[layer](q, k, v)
+        return out.view(q.shape)

@@ -1,0 +1,120 @@
+"""One rank's worker: our sampler, weights in place, event counters, and the read-back of live settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker
+
+from rlk.kernels.proof import prove
+from rlk.model import checkpoint
+from rlk.rollout.messages import Counters
+from rlk.rollout.readback import worker_settings
+from rlk.rollout.sampling import Applied, applied_of
+from rlk.rollout.vllm_model import RolloutQwen3, plan_of
+from rlk.rollout.vllm_sampler import CanonicalSampler
+
+
+class RankWorker(Worker):  # type: ignore[misc]
+    """Methods without an underscore are called by the engine through vLLM's collective_rpc."""
+
+    distributed_init_method: str
+
+    def init_device(self) -> None:
+        """vLLM's start of a device, then the proof of the kernels, and our sampler in consistency mode."""
+        if self.distributed_init_method == "env://":
+            # What external_launcher passes. vLLM 0.26.0 names shared memory by what follows the last colon: with
+            # nothing there, the ranks of two engines on one machine would meet in one segment.
+            self.distributed_init_method = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        super().init_device()
+        self.proofs = prove(self.model_runner.device)
+        self.plan = plan_of(self.vllm_config)
+        self.events = Counters()
+        self.applied: dict[int, Applied] = {}
+        if self.plan.config.mode == "consistency":
+            self.model_runner.sampler = CanonicalSampler(self.model_runner)
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        """vLLM's step, counted."""
+        output = super().execute_model(scheduler_output)
+        self._count(scheduler_output)
+        if self.plan.config.mode == "native":
+            self._note_stock_settings(scheduler_output)
+        return output
+
+    def counters(self) -> Counters:
+        """Events of this worker; the engine adds what only it sees."""
+        sampler = self._canonical_sampler
+        return replace(self.events, sampler_calls=sampler.calls if sampler else 0)
+
+    def take_applied(self) -> dict[int, Applied]:
+        """Settings that the sampler used since the last call, by sample id."""
+        source = self._canonical_sampler or self
+        taken, source.applied = source.applied, {}
+        return taken
+
+    def load_stored(self, shards: Mapping[str, NDArray[np.uint16]]) -> None:
+        """Overwrites parameters in place: their addresses stay valid. The caller drops the prefix cache."""
+        for name, words in shards.items():
+            # A copy, since what comes out of Ray's object store is read-only, which torch does not take.
+            self._model.load_stored({name: torch.from_numpy(np.array(words, np.uint16)).view(torch.bfloat16)})
+
+    def reload(self, seed: int) -> None:
+        """Weights and counters as after the start, and the random state of a start with this seed."""
+        self._model.reload()
+        self.events, self.applied = Counters(), {}
+        if self._canonical_sampler:
+            self.model_runner.sampler = CanonicalSampler(self.model_runner)
+        set_random_seed(seed)
+
+    def fingerprints(self) -> dict[str, tuple[int, int]]:
+        """This rank's part of the fingerprint of every exported tensor, by checkpoint name."""
+        model = self._model.qwen3
+        return checkpoint.fingerprints(model.params, model.weights, model.context)
+
+    def settings(self) -> dict[str, Any]:
+        """What this worker and its runner run with, see rlk.rollout.readback."""
+        return worker_settings(self)
+
+    @property
+    def _model(self) -> RolloutQwen3:
+        model: RolloutQwen3 = self.model_runner.model
+        return model
+
+    @property
+    def _canonical_sampler(self) -> CanonicalSampler | None:
+        sampler = self.model_runner.sampler
+        return sampler if isinstance(sampler, CanonicalSampler) else None
+
+    def _count(self, scheduler_output: Any) -> None:
+        if scheduler_output.total_num_scheduled_tokens == 0:
+            steps = rows = partial = 0
+        else:
+            steps, rows = 1, self.model_runner.input_batch.num_reqs
+            # The runner's own mark of rows whose sampled token it will throw away: their prompt is not complete yet.
+            partial = int(self.model_runner.discard_request_mask.np[:rows].sum())
+        e = self.events
+        self.events = replace(
+            e,
+            steps=e.steps + steps,
+            chunks=e.chunks + partial,
+            preemptions=e.preemptions + len(scheduler_output.preempted_req_ids or ()),
+            generated_samples=e.generated_samples + len(scheduler_output.scheduled_new_reqs),
+            generated_tokens=e.generated_tokens + rows - partial,
+        )
+
+    def _note_stock_settings(self, scheduler_output: Any) -> None:
+        """The fields of vLLM's batch from which its stock sampler reads."""
+        batch, vocabulary = self.model_runner.input_batch, self.plan.shape.vocab_size
+        for request in scheduler_output.scheduled_new_reqs:
+            i = batch.req_id_to_index[request.req_id]
+            temperature, top_p, top_k = (x[i].item() for x in (batch.temperature_cpu, batch.top_p_cpu, batch.top_k_cpu))
+            sample = int(request.req_id.partition("-")[0])  # vLLM appends random characters to the id it was given
+            self.applied[sample] = applied_of(temperature, top_p, top_k, vocabulary)
