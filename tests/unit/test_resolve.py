@@ -140,12 +140,21 @@ def test_verify_needs_what_shows_an_update() -> None:
 def test_sequence_fits_positions_and_cache() -> None:
     assert resolve({"--max-response-len": "1984"}, {}, profile(), SHAPE).max_response_len == 1984
     assert errors({"--max-response-len": "1985"})[0].startswith("--max-response-len 1985: allowed is 1 to 1984")
-    # 128 tokens of 4 layers, 8 heads of 16, K and V in two bytes.
-    assert resolve({}, {}, profile(engine={"kv_cache_bytes": 128 * 2048}), SHAPE).rollout_tp == 1
-    (line,) = errors({}, engine={"kv_cache_bytes": 128 * 2048 - 1})
-    assert "takes 262144 bytes of KV cache a rank" in line
-    halves = resolve({"--rollout-tp": "2"}, {}, profile(engine={"kv_cache_bytes": 64 * 2048}), SHAPE)
+    # 128 tokens and the page that vLLM keeps, of 4 layers, 8 heads of 16, K and V in two bytes.
+    assert resolve({}, {}, profile(engine={"kv_cache_bytes": 144 * 2048}), SHAPE).rollout_tp == 1
+    (line,) = errors({}, engine={"kv_cache_bytes": 144 * 2048 - 1})
+    assert "takes 294912 bytes of KV cache a rank" in line
+    halves = resolve({"--rollout-tp": "2"}, {}, profile(engine={"kv_cache_bytes": 72 * 2048}), SHAPE)
     assert halves.rollout_tp == 2
+
+
+def test_native_mode_refuses_what_the_stock_sampler_would_change() -> None:
+    (line,) = errors({"--mode": "native", "--temperature": "0.005"})
+    assert line.startswith("--temperature 0.005: native mode allows 0 and 0.01 to 2")
+    (line,) = errors({"--mode": "native", "--mix": "0.7,3"})
+    assert "lifts or refuses 3" in line
+    assert resolve({"--mode": "native", "--temperature": "0"}, {}, profile(), SHAPE).temperature == 0
+    assert resolve({"--temperature": "0.005"}, {}, profile(), SHAPE).temperature == 0.005
 
 
 def test_default_that_breaks_a_rule_is_named() -> None:
