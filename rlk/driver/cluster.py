@@ -47,6 +47,8 @@ class Cluster:
             )
         # A token of this session's own, in memory: Ray would otherwise write one to the user's home, and say so.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        # When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal.
+        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
         Config.initialize("")  # Ray reads the mode when it is imported
         AuthenticationTokenLoader.instance().reset_cache()
         # Ray puts sockets here, whose paths may have 107 characters: not below a deep run directory.
@@ -60,8 +62,12 @@ class Cluster:
             configure_logging=False,
             object_store_memory=OBJECT_STORE_BYTES,
             _temp_dir=str(self._folder),
-            # All ranks start at once, however few the cores: Ray would start two by two and warn about the rest.
-            _system_config={"worker_maximum_startup_concurrency": self._slots},
+            _system_config={
+                # All ranks start at once, however few the cores: Ray would start two by two and warn about the rest.
+                "worker_maximum_startup_concurrency": self._slots,
+                # Idle workers started ahead lack the ranks' environment: they would only take the cores from the ranks.
+                "prestart_worker_first_driver": False,
+            },
         )
         self.ledger.record_children()
 

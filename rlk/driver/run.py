@@ -17,6 +17,7 @@ from rlk.driver.errors import RunError
 from rlk.driver.manifest import ManifestMaker
 from rlk.driver.progress import LiveView, Watch
 from rlk.driver.session import Session
+from rlk.evidence.verdict import Validation
 from rlk.evidence.writer import RunWriter
 from rlk.plan.derive import Plan
 
@@ -90,8 +91,14 @@ def _record(plan: Plan, session: Session, watch: Watch, *, own: bool) -> Outcome
         mismatching_tokens=verdict.mismatching_tokens,
         digest=verdict.digest,
         seconds=round(time.monotonic() - start, 3),
-        errors=((error,) if error else ()) + verdict.errors,
+        errors=(error, _unmade(verdict)) if error else verdict.errors,
     )
+
+
+def _unmade(verdict: Validation) -> str:
+    """One line for the many checks that are red because a failed run has no more evidence."""
+    red = sum(not check.passed for check in verdict.checks)
+    return f"{red} of {len(verdict.checks)} checks are red, since the evidence ends there: rlk validate lists them"
 
 
 def _stop(session: Session, error: str | None) -> str | None:
