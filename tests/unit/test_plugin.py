@@ -1,0 +1,87 @@
+"""The suite's own pytest plugin in a sandbox: selection, ids, refusals, and what a cell leaves in a JUnit report.
+
+The sandbox runs the real plugin over small stand-in tests, with and without xdist, since properties and parameter order
+are what xdist is known to lose.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.plugin import ROOT, cells, hopper_gpus
+
+STAND_IN = """
+import pytest
+from tests.plugin import cells
+
+@pytest.fixture(scope="session", params=cells("smoke"), ids=lambda cell: cell.id)
+def cell(request):
+    return request.param
+
+@pytest.mark.cpu
+def test_cell_leaves_properties(cell, record_property):
+    record_property("cell", cell.id)
+    record_property("digest", "0" * 64)
+"""
+
+
+def run(folder: Path, *arguments: str, seed: str = "0", body: str = STAND_IN) -> subprocess.CompletedProcess[str]:
+    (folder / "test_stand_in.py").write_text(body)
+    command = [sys.executable, "-m", "pytest", "-p", "tests.plugin", "-c", str(ROOT / "pytest.ini"), "--rootdir", "."]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed}
+    return subprocess.run(
+        [*command, *arguments, "test_stand_in.py"], cwd=folder, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_every_cell_leaves_its_properties_in_junit(tmp_path: Path, workers: str) -> None:
+    done = run(tmp_path, "-n", workers, "--junitxml=report.xml", "-W", "error::pytest.PytestWarning")
+    assert done.returncode == 0, done.stdout
+    properties = Counter(
+        (entry.get("name"), entry.get("value"))
+        for case in ElementTree.parse(tmp_path / "report.xml").iter("testcase")
+        for entry in case.iter("property")
+    )
+    assert properties == Counter(
+        [("cell", cell.id) for cell in cells("smoke")] + [("digest", "0" * 64) for _ in cells("smoke")]
+    )
+
+
+def test_collected_ids_ignore_the_hash_seed(tmp_path: Path) -> None:
+    listings = {run(tmp_path, "--collect-only", "-q", seed=seed).stdout for seed in ("0", "1", "2", "3", "4")}
+    (listing,) = {"\n".join(line for line in text.splitlines() if "::" in line) for text in listings}
+    assert listing.count("\n") + 1 == len(cells("smoke"))
+
+
+def test_tensor_degrees_name_one_cell_each() -> None:
+    ids = [cell.id for cell in cells("smoke")]
+    for degrees in (name.split("-")[0] for name in ids):
+        assert sum(degrees in name for name in ids) == 1, degrees
+
+
+def test_selection_by_degrees_runs_that_cell(tmp_path: Path) -> None:
+    done = run(tmp_path, "-q", "-k", "tp2_rtp4")
+    assert "1 passed" in done.stdout
+
+
+def test_hopper_tests_are_an_error_without_hopper(tmp_path: Path) -> None:
+    body = "import pytest\n@pytest.mark.h100\ndef test_needs_eight():\n    pass\n"
+    done = run(tmp_path, "-m", "h100", body=body)
+    if len(hopper_gpus()) >= 8:
+        assert done.returncode == 0
+    else:
+        assert done.returncode == pytest.ExitCode.USAGE_ERROR
+        assert "-m h100 needs 8 Hopper GPUs, this machine has" in done.stderr
+
+
+def test_unknown_markers_are_refused(tmp_path: Path) -> None:
+    done = run(tmp_path, body="import pytest\n@pytest.mark.gpuu\ndef test_misspelt():\n    pass\n")
+    assert done.returncode != 0
+    assert "'gpuu' not found in" in done.stdout
