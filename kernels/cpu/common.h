@@ -13,11 +13,13 @@ static inline float bits_to_float(uint32_t u) { float f; std::memcpy(&f, &u, 4);
 static inline uint32_t float_to_bits(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
 static inline float widen(bf16 x) { return bits_to_float(uint32_t(x) << 16); }
 
-// Round to nearest even. The added +0.0 removes the sign of a zero, which may depend on the instruction used.
+// Round to nearest even. A zero comes out positive, also one that a tiny negative rounds to: its sign could depend on
+// the instruction used.
 static inline bf16 round_bf16(float x) {
-  uint32_t u = float_to_bits(x + 0.0f);
+  uint32_t u = float_to_bits(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return bf16((u >> 16) | 0x40u);  // a NaN stays a NaN
-  return bf16((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+  uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return bf16((r & 0x7fffu) ? r : 0u);
 }
 
 // exp(r) for |r| <= ln2/2: Taylor series of degree 11 in double, remainder below 1e-14.

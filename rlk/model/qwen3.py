@@ -75,9 +75,11 @@ class Qwen3:
         """Writes parameters in place and renews what was derived from them: the one place where weights change.
 
         Raises:
-            KeyError, ValueError: a name the model does not have, or another shape or dtype.
+            ValueError: a name the model does not have, or another shape or dtype.
         """
         for name, value in stored.items():
+            if name not in self.weights:
+                raise ValueError(f"{name}: not a parameter of this model; allowed are the names of rlk.model.layout")
             held = self.weights[name]
             if value.shape != held.shape or value.dtype != held.dtype:
                 raise ValueError(

@@ -1,0 +1,14 @@
+"""Imports of rollout modules that need vLLM, for tests without an engine."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from types import ModuleType
+
+
+def with_vllm(name: str) -> ModuleType:
+    """A module of rlk.rollout; vLLM chooses its platform once a process, and must find ours when it is first asked."""
+    os.environ["RLK_PLATFORM"] = "1"
+    import_module("vllm")  # first: our platform class can only be imported while vLLM looks for it, not the other way round
+    return import_module(f"rlk.rollout.{name}")
