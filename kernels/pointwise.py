@@ -5,6 +5,7 @@ Shapes: T tokens, H heads, D head dimension, S virtual shards held here, F colum
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -34,6 +35,16 @@ def rmsnorm_backward(
 def rmsnorm_gain(dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
     """One leaf of the gain's gradient, fp32 [N]: a chain over the rows in order."""
     return cast(torch.Tensor, form("pointwise", x).rmsnorm_gain(dy, x, rstd))
+
+
+def rmsnorm_gains(
+    dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, ranges: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """Leaves of gains, one for each range of tokens and each group of heads: a chain over token, then head.
+
+    dy, x: [T, groups, heads of a group, N] bf16; rstd fp32, one a row of x. Returns [ranges, groups, N] fp32.
+    """
+    return cast(torch.Tensor, form("pointwise", x).rmsnorm_gains(dy, x, rstd, ranges))
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

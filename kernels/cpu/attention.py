@@ -12,6 +12,11 @@ BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
 LOG2_E = 1.4426950408889634
 
 
+def describe() -> str:
+    """Which implementation runs."""
+    return "cpu: fixed loop order in C++"
+
+
 def softmax_scale(head_dim: int) -> float:
     """1 / sqrt(D)."""
     return 1.0 / math.sqrt(head_dim)

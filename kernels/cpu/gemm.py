@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rlk.kernels.cpu.library import load, pointer
+from rlk.kernels.tree import tree_sum
 
 BF16, F32 = torch.bfloat16, torch.float32
 
 
+def describe() -> str:
+    """Which implementation runs."""
+    return "cpu: fixed loop order in C++"
+
+
 def prepare(w: torch.Tensor) -> torch.Tensor:
     """The transpose, stored: lanes run across output columns, so these must be adjacent."""
-    return w.t().contiguous()
+    return w.transpose(-1, -2).contiguous()
 
 
 def chain(a: torch.Tensor, b: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
@@ -33,3 +41,42 @@ def round_bf16(x: torch.Tensor) -> torch.Tensor:
     out = torch.empty(x.shape, dtype=BF16)
     load().rlk_round_bf16(pointer(x, F32), pointer(out, BF16), x.numel())
     return out
+
+
+def linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
+    """One chain, one rounding."""
+    return round_bf16(chain(x, prepared, None))
+
+
+def columns(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
+    """See rlk.kernels.gemm."""
+    return torch.stack([linear(x, shard) for shard in prepared], 1)
+
+
+def leaves_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a [M, S, K] times b [S, K, N]: a leaf a shard, the tree over the S leaves; fp32 [M, N]."""
+    return tree_sum(torch.stack([chain(a[:, s], shard, None) for s, shard in enumerate(b)]))
+
+
+def row_inputs(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """See rlk.kernels.gemm."""
+    return torch.stack([linear(dy, shard) for shard in w], 1)
+
+
+def weight_gradients(
+    dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]
+) -> torch.Tensor:
+    """See rlk.kernels.gemm."""
+
+    def leaf(a: int, z: int) -> torch.Tensor:
+        return chain(dy[a:z].t(), x[a:z], None)
+
+    return torch.stack([tree_sum(torch.stack([leaf(a, z) for a, z in ranges])) for ranges in slices])
+
+
+def plain_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """[M, N] fp32 of x [M, K] and w [N, K]: one accumulator an element, k ascending, in single torch operations."""
+    total = torch.zeros(x.shape[0], w.shape[0])
+    for k in range(x.shape[1]):
+        total = total + x[:, k, None].float() * w[None, :, k].float()
+    return total

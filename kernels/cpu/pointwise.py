@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from rlk.kernels.cpu.library import load, pointer
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
+
+
+def describe() -> str:
+    """Which implementation runs."""
+    return "cpu: fixed loop order in C++"
 
 
 def rmsnorm(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,6 +50,18 @@ def rmsnorm_gain(dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> torch
     out = torch.empty(n, dtype=F32)
     load().rlk_rmsnorm_gain(pointer(dy, BF16), pointer(x, BF16), pointer(rstd, F32), pointer(out, F32), rstd.numel(), n)
     return out
+
+
+def rmsnorm_gains(
+    dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, ranges: Sequence[tuple[int, int]]
+) -> torch.Tensor:
+    """See rlk.kernels.pointwise."""
+    rows, groups = rstd.view(x.shape[:-1]), range(x.shape[1])
+
+    def leaf(a: int, z: int, g: int) -> torch.Tensor:
+        return rmsnorm_gain(*(t[a:z, g].contiguous() for t in (dy, x, rows)))
+
+    return torch.stack([torch.stack([leaf(a, z, g) for g in groups]) for a, z in ranges])
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

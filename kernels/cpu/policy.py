@@ -10,6 +10,11 @@ from rlk.kernels.policy import NonFiniteLogitError, RowParams
 BF16, F32, F64, I64, U8 = torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.uint8
 
 
+def describe() -> str:
+    """Which implementation runs."""
+    return "cpu: fixed loop order in C++"
+
+
 def _settings(params: RowParams) -> tuple[int, int, int]:
     return pointer(params.temperature, F32), pointer(params.top_k, I64), pointer(params.top_p, F64)
 

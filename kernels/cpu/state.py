@@ -13,6 +13,11 @@ F32 = torch.float32
 VIEWS = {2: torch.int16, 4: torch.int32}
 
 
+def describe() -> str:
+    """Which implementation runs."""
+    return "cpu: fixed loop order in C++"
+
+
 def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, s: AdamStep) -> None:
     """See rlk.kernels.state."""
     load().rlk_adamw(

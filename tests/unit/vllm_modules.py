@@ -10,5 +10,5 @@ from types import ModuleType
 def with_vllm(name: str) -> ModuleType:
     """A module of rlk.rollout; vLLM chooses its platform once a process, and must find ours when it is first asked."""
     os.environ["RLK_PLATFORM"] = "1"
-    import_module("vllm")  # first: our platform class can only be imported while vLLM looks for it, not the other way round
+    import_module("vllm")  # first: vLLM imports our platform class while it is imported itself
     return import_module(f"rlk.rollout.{name}")
