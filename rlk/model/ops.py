@@ -58,7 +58,7 @@ class CanonicalOps:
 
     def prepare_row(self, w: torch.Tensor) -> torch.Tensor:
         """See Ops."""
-        return torch.stack([gemm.prepare(shard) for shard in w])
+        return gemm.prepare(w)
 
     def embed(self, table: torch.Tensor, ids: torch.Tensor, tp: Collective) -> torch.Tensor:
         """See Ops. The owner's row is selected, not summed."""
@@ -73,8 +73,7 @@ class CanonicalOps:
 
     def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
         """See Ops. One leaf a virtual shard, the tree, one rounding; partials travel as fp32."""
-        leaves = torch.stack([gemm.leaf(x[:, s], shard) for s, shard in enumerate(w)])
-        return gemm.round_bf16(tree_all_reduce(leaves, tp, stage))
+        return gemm.round_bf16(tree_all_reduce(gemm.row_leaves(x, w)[None], tp, stage))
 
     def rmsnorm(self, x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """See Ops."""

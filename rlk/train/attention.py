@@ -9,7 +9,6 @@ import torch
 
 from rlk.kernels import attention, gemm
 from rlk.kernels.collectives.base import tree_reduce_scatter
-from rlk.kernels.tree import tree_sum
 from rlk.model.parallel import ParallelContext
 from rlk.train.batching import MicroBatch
 
@@ -52,25 +51,11 @@ class PackedAttention:
     def backward(self, layer: int, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of this rank's rows q, k, v, bf16. dk and dv: a leaf a virtual slice of queries, then the tree."""
         b, saved, cp = self.batch, self.saved[layer], self.context.cp
-        dq = torch.empty_like(saved.q)
-        partial = torch.zeros(cp.size * b.padded, 2, *saved.k.shape[1:])
-        for i, ranges in enumerate(b.slices):
-            keys = slice(int(b.key_first[i]), int(b.key_first[i + 1]))
-            partial[b.gather[keys]] = tree_sum(self._leaves(saved, dout, dq, ranges, keys))
+        rows = (dout, saved.q, saved.k, saved.v, saved.out, saved.lse, b.positions, b.first, b.key_first, b.slices)
+        dq, dkv = attention.packed_gradients(*rows)
+        partial = dkv.new_zeros(cp.size * b.padded, *dkv.shape[1:])
+        partial[b.gather] = dkv
         pieces = partial.view(1, cp.size, b.padded, *partial.shape[1:])
         summed = tree_reduce_scatter(pieces, cp, f"layers.{layer}.dkv")[: saved.q.shape[0]]
         scale = attention.softmax_scale(saved.q)
         return dq, gemm.round_bf16(summed[:, 0] * scale), gemm.round_bf16(summed[:, 1])
-
-    def _leaves(
-        self, saved: Saved, dout: torch.Tensor, dq: torch.Tensor, ranges: tuple[tuple[int, int], ...], keys: slice
-    ) -> torch.Tensor:
-        """fp32 [slices, keys, 2, HK, D]: dk and dv of one sample, a leaf for each local slice; fills the slices'
-        rows of dq."""
-        k, v, positions = saved.k[keys], saved.v[keys], self.batch.positions
-        leaves = torch.zeros(len(ranges), 2, *k.shape)
-        for leaf, (a, z) in zip(leaves, ranges, strict=True):
-            if a < z:
-                rows = (dout[a:z], saved.q[a:z], k, v, saved.out[a:z], saved.lse[a:z], positions[a:z], dq[a:z])
-                attention.packed_backward(*rows, leaf[0], leaf[1])
-        return leaves.transpose(1, 2)

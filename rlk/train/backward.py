@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from rlk.kernels import gemm, pointwise
@@ -39,7 +37,7 @@ class Backward:
 
     def _layer(self, i: int, t: LayerTape, dx: torch.Tensor) -> torch.Tensor:
         name, w = f"layers.{i}", self.model.weights
-        dact = self._row_input(dx, w[f"{name}.down"])
+        dact = gemm.row_inputs(dx, w[f"{name}.down"])
         self._row_weight(f"{name}.down", dx, t.act)
         dgate_up = pointwise.swiglu_backward(dact, t.gate_up)
         self._column_weight(f"{name}.gate_up", dgate_up, t.h2)
@@ -48,7 +46,7 @@ class Backward:
         dx2 = pointwise.rmsnorm_backward(dh2, t.x2, w[f"{name}.post_norm"], t.rstd2, dx)
 
         shards = len(self.model.context.shards)
-        da = self._row_input(dx2, w[f"{name}.o"])
+        da = gemm.row_inputs(dx2, w[f"{name}.o"])
         self._row_weight(f"{name}.o", dx2, t.a.unflatten(1, (shards, -1)).flatten(2))
         dqkv = self._attention(i, t, da.reshape(t.a.shape))
         self._column_weight(f"{name}.qkv", dqkv, t.h1)
@@ -74,12 +72,8 @@ class Backward:
 
     def _column_input(self, dy: torch.Tensor, w: torch.Tensor, stage: str) -> torch.Tensor:
         """One leaf a virtual shard (a chain over the shard's rows), the tree over shards, one rounding. [T, K] bf16."""
-        leaves = torch.stack([gemm.input_gradient(dy[:, s], shard) for s, shard in enumerate(w)])
-        return gemm.round_bf16(tree_all_reduce(leaves, self.tp, f"{stage} input gradient"))
-
-    def _row_input(self, dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """One chain over all outputs; no exchange. [T, S, K] bf16."""
-        return torch.stack([gemm.round_bf16(gemm.input_gradient(dy, shard)) for shard in w], 1)
+        subtree = gemm.column_input_leaves(dy, w)
+        return gemm.round_bf16(tree_all_reduce(subtree[None], self.tp, f"{stage} input gradient"))
 
     def _local_columns(self, dlogits: torch.Tensor) -> torch.Tensor:
         """This rank's columns of dlogits, with zeros where the vocabulary is padded: [R, S, V / 8]."""
@@ -91,64 +85,63 @@ class Backward:
 
     # Weight gradients: per sample a leaf a slice, the subtree of this rank's slices ----------------------------------
 
-    def _per_sample(self, leaf: Callable[[int, int], torch.Tensor]) -> torch.Tensor:
-        """[samples, ...]: for each sample the subtree sum of leaf(first row, last row + 1) over the local slices."""
-        return torch.stack([tree_sum(torch.stack([leaf(a, z) for a, z in ranges])) for ranges in self.batch.slices])
-
     def _column_weight(self, name: str, dy: torch.Tensor, x: torch.Tensor) -> None:
         t, shards, rows = dy.shape
-        flat = dy.reshape(t, shards * rows)
-        grads = self._per_sample(lambda a, z: gemm.weight_gradient(flat[a:z], x[a:z]))
+        grads = gemm.weight_gradients(dy.reshape(t, shards * rows), x, self.batch.slices)
         self.sums.add(name, grads.reshape(-1, shards, rows, x.shape[1]))
 
     def _row_weight(self, name: str, dy: torch.Tensor, x: torch.Tensor) -> None:
-        def leaf(a: int, z: int) -> torch.Tensor:
-            return torch.stack([gemm.weight_gradient(dy[a:z], x[a:z, s]) for s in range(x.shape[1])])
+        shards = [gemm.weight_gradients(dy, x[:, s], self.batch.slices) for s in range(x.shape[1])]
+        self.sums.add(name, torch.stack(shards, 1))
 
-        self.sums.add(name, self._per_sample(leaf))
+    def _gain_leaves(self, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, groups: int) -> torch.Tensor:
+        """[samples * slices, groups, N]: leaves of a gain, a row of x [T, ..., N] being one of a group's heads."""
+        shape = (x.shape[0], groups, x.shape[1:-1].numel() // groups, x.shape[-1])
+        ranges = [r for sample in self.batch.slices for r in sample]
+        return pointwise.rmsnorm_gains(dy.view(shape), x.view(shape), rstd, ranges)
+
+    def _add_gain(self, name: str, leaves: torch.Tensor) -> None:
+        """leaves [samples * slices, N]."""
+        by_slice = leaves.view(len(self.batch.slices), -1, leaves.shape[-1]).transpose(0, 1)
+        self.sums.add(name, tree_sum(by_slice)[:, None, None])
 
     def _norm_gain(self, name: str, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> None:
-        grads = self._per_sample(lambda a, z: pointwise.rmsnorm_gain(dy[a:z], x[a:z], rstd[a:z]))
-        self.sums.add(name, grads[:, None, None])
+        self._add_gain(name, self._gain_leaves(dy, x, rstd, 1)[:, 0])
 
     def _head_gain(self, name: str, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor) -> None:
         """Gain of a q or k norm: token, then head, a leaf per virtual shard and slice; the tree over shards, then
         over slices."""
-        (t, heads, d), shards = dy.shape, len(self.model.context.shards)
-        dys, xs = (v.unflatten(1, (shards, -1)) for v in (dy, x))
-        rs = rstd.view(t, shards, heads // shards)
-
-        def shard_leaf(a: int, z: int, s: int) -> torch.Tensor:
-            dy_s, x_s, rstd_s = (v[a:z, s].contiguous() for v in (dys, xs, rs))
-            return pointwise.rmsnorm_gain(dy_s, x_s, rstd_s)
-
-        ranges = [r for sample in self.batch.slices for r in sample]
-        leaves = torch.stack([torch.stack([shard_leaf(a, z, s) for a, z in ranges]) for s in range(shards)])
-        by_slice = tree_all_reduce(leaves, self.tp, f"gradient of {name}")
-        per_sample = by_slice.view(len(self.batch.slices), -1, d)
-        self.sums.add(name, torch.stack([tree_sum(sample) for sample in per_sample])[:, None, None])
+        leaves = self._gain_leaves(dy, x, rstd, len(self.model.context.shards)).transpose(0, 1).contiguous()
+        self._add_gain(name, tree_all_reduce(leaves, self.tp, f"gradient of {name}"))
 
     def _head_leaves(self, dlogits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """The output embedding's gradient, [samples, S, V / 8, hidden]: response rows only."""
         r, shards, height = dlogits.shape
-        flat, x = dlogits.view(r, shards * height), hidden[self.batch.rows]
-
-        def leaf(a: int, z: int) -> torch.Tensor:
-            a, z = (int(torch.searchsorted(self.batch.rows, edge)) for edge in (a, z))
-            return gemm.weight_gradient(flat[a:z], x[a:z])
-
-        grads = self._per_sample(leaf).reshape(-1, shards, height, hidden.shape[1])
+        edges = torch.searchsorted(self.batch.rows, torch.tensor(self.batch.slices, device=hidden.device)).tolist()
+        x = hidden[self.batch.rows]
+        grads = gemm.weight_gradients(dlogits.view(r, shards * height), x, edges)
+        grads = grads.reshape(-1, shards, height, hidden.shape[1])
         if not self.model.shape.tie_word_embeddings:
             self.sums.add("head", grads)
         return grads
 
     def _embedding(self, dx: torch.Tensor, head: torch.Tensor) -> None:
-        m, shards = self.model, self.model.context.shards
-        height = m.shape.padded_vocab // 8 * len(shards)
-        rows = self.batch.ids - self.tp.rank * height
-
-        grads = self._per_sample(lambda a, z: pointwise.embedding_leaf(dx[a:z], rows[a:z], height))
-        grads = grads.reshape(grads.shape[0], len(shards), -1, dx.shape[1])
-        self.sums.add("embed", grads)
+        """A sample touches few rows of the table, and every rank knows which: only these are summed and exchanged."""
+        m, cp = self.model, self.model.context.cp
+        first = m.context.shards.start * (m.shape.padded_vocab // 8)
+        last = m.context.shards.stop * (m.shape.padded_vocab // 8)
+        partials, touched = [], []
+        for sample, ranges in zip(self.batch.samples, self.batch.slices, strict=True):
+            ids = torch.tensor(sample.tokens, device=dx.device)
+            table = ids[(ids >= first) & (ids < last)].unique()
+            ended = torch.cat([table, table.new_tensor([last])])  # a place for ids that are nobody's
+            place = torch.searchsorted(ended, self.batch.ids).clamp(max=table.numel())
+            place = torch.where(ended[place] == self.batch.ids, place, -1)
+            leaves = [pointwise.embedding_leaf(dx[a:z], place[a:z].contiguous(), table.numel()) for a, z in ranges]
+            partials.append(tree_sum(torch.stack(leaves)))
+            touched.append(table - first)
+        summed = tree_all_reduce(torch.cat(partials)[None], cp, "gradient of embed")
+        for rows, contribution in zip(touched, summed.split([len(t) for t in touched]), strict=True):
+            self.sums.add_rows("embed", rows, contribution)
         if m.shape.tie_word_embeddings:
             self.sums.add(TIED_HEAD, head)

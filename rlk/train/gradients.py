@@ -84,3 +84,23 @@ class Accumulators:
         accumulator = self.pieces[name]
         for contribution in mine:
             accumulator.add_(contribution)
+
+    def add_rows(self, name: str, rows: torch.Tensor, contribution: torch.Tensor) -> None:
+        """Joins one sample's contribution to some rows of a parameter [S, rows, cols], the tree over it complete.
+
+        rows int64 [n], each once, counted over the shards held here; contribution fp32 [n, cols]. A row that is left out
+        would have joined a zero: no accumulator is -0, so that changes no bit.
+
+        Raises:
+            ValueError: an atom of the parameter is not made of whole rows.
+        """
+        shards, owned, piece = self.pieces[name].shape
+        cols, own = contribution.shape[1], self.context.slices
+        if piece % cols:
+            raise ValueError(f"{name}: an atom has {piece} elements, allowed are multiples of the row's {cols}")
+        each = piece // cols  # rows of an atom
+        shard, atom = rows // (each * VIRTUAL), rows // each % VIRTUAL - own.start
+        mine = (atom >= 0) & (atom < owned)
+        at = (shard[mine], atom[mine], (rows % each)[mine])
+        accumulator = self.pieces[name].view(shards, owned, each, cols)
+        accumulator[at] = accumulator[at] + contribution[mine]
