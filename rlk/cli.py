@@ -117,7 +117,7 @@ def _validate(run_dir: str, as_json: bool) -> int:
     started = time.monotonic()
     result = validate(folder)
     for check in () if as_json else result.checks:
-        click.echo(f"{'ok ' if check.passed else 'RED'}  {check.name}: {check.count} {check.compared}: {check.message}")
+        click.echo(f"{'ok ' if check.passed else 'RED'}  {check.name}: {check.message}")
     print_report(_report(result, str(folder), time.monotonic() - started), as_json)
     return PASSED if result.passed else FAILED
 

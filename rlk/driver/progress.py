@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 from rich.console import Console
 from rich.status import Status
+
+log = logging.getLogger(__name__)
 
 
 class Watch(Protocol):
@@ -32,6 +35,7 @@ class LiveView:
         """See Watch."""
         place = f"step {step + 1}/{self._steps}  {name}" if step is not None else name
         line = f"{place}  {self._tokens} tokens  {time.monotonic() - self._start:.0f} s"
+        log.info(line)  # for whoever follows run.log
         if self._console.is_terminal:
             self._status.update(line)
         else:
