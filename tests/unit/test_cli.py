@@ -316,7 +316,7 @@ def test_validation_decides_the_exit_code(
     module.validate = lambda run_dir: result  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "rlk.evidence.validate", module)
     assert main(["validate", "run"]) == code
-    assert capsys.readouterr().out.startswith(f"{'ok ' if passed else 'RED'}  logprobs: 640 tokens: said\n")
+    assert capsys.readouterr().out.startswith(f"{'ok ' if passed else 'RED'}  logprobs: said\n")
     assert main(["validate", "run", "--json"]) == code
     answer = json.loads(capsys.readouterr().out)
     assert list(answer) == KEYS
