@@ -7,6 +7,7 @@ depends on itself and on its own keys alone. Shapes: T query rows, H query heads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -42,11 +43,30 @@ def packed_backward(
 ) -> None:  # fmt: skip
     """Gradients of one virtual slice of one sequence.
 
-    q, out, dout, dq: the slice's rows [t, H, D] bf16; k, v: the keys 0..n-1 of the sequence [n, HK, D] bf16. Writes
-    dq (a chain over keys, ascending) and adds to dk and dv, the slice's leaves [n, HK, D] fp32 (a chain over query
-    head within the group, then query row). dk must still be multiplied by 1 / sqrt(D) after the leaves are summed.
+    q, out, dout, dq: the slice's rows [t, H, D] bf16, positions ascending; k, v: the keys 0..n-1 of the sequence
+    [n, HK, D] bf16. Writes dq (a chain over keys, ascending) and adds to dk and dv, the slice's leaves [n, HK, D] fp32
+    (a chain over query head within the group, then query row). dk must still be multiplied by 1 / sqrt(D) after the
+    leaves are summed.
     """
     form("attention", q).packed_backward(dout, q, k, v, out, lse, positions, dq, dk, dv)
+
+
+def packed_gradients(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor,
+    slices: Sequence[Sequence[tuple[int, int]]],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Gradients of all samples of a micro-batch; arguments as `packed` took and returned them.
+
+    slices[i]: row ranges of sample i, one a virtual slice held here (1, 2, 4 or 8, the same number for every sample),
+    positions ascending within each.
+
+    Returns:
+        dq [T, H, D] bf16, and fp32 [keys, 2, HK, D]: dk and dv, for each sample the subtree over its slices. dk must
+        still be multiplied by 1 / sqrt(D) after the tree is complete.
+    """
+    rows = (dout, q, k, v, out, lse, positions, first, key_first, slices)
+    return cast(tuple[torch.Tensor, torch.Tensor], form("attention", q).packed_gradients(*rows))
 
 
 def write_pages(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:

@@ -31,11 +31,6 @@ def linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, form("gemm", x).linear(x, prepared))
 
 
-def columns(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
-    """`linear` with each of S prepared shards [S, K, N]: a column-parallel product. Returns [M, S, N] bf16."""
-    return cast(torch.Tensor, form("gemm", x).columns(x, prepared))
-
-
 def leaf(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
     """The same chain without the rounding, [M, N] fp32: one leaf of a row-parallel product."""
     return cast(torch.Tensor, form("gemm", x).chain(x, prepared, None))
@@ -71,9 +66,7 @@ def weight_gradient(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return weight_gradients(dy, x, [[(0, dy.shape[0])]])[0]
 
 
-def weight_gradients(
-    dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]
-) -> torch.Tensor:
+def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
     """The gradients of all samples of a micro-batch at once, [samples, N, K] fp32.
 
     dy [T, N] and x [T, K], bf16, rows contiguous. slices[i]: token ranges of sample i, 1, 2, 4 or 8 of them and the

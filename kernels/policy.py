@@ -46,6 +46,10 @@ class RowParams:
             torch.tensor(greedy, dtype=torch.bool),
         )
 
+    def to(self, device: torch.device) -> RowParams:
+        """The same settings where the logits are."""
+        return RowParams(*(t.to(device) for t in (self.temperature, self.top_k, self.top_p, self.greedy)))
+
     def full_support(self) -> RowParams:
         """The same temperatures over the whole vocabulary: what the KL reference is scored with."""
         v = torch.full_like(self.top_k, torch.iinfo(torch.int64).max)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from rlk.kernels.cpu.library import load, pointer
+from rlk.kernels.tree import tree_sum
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
 LOG2_E = 1.4426950408889634
@@ -63,6 +65,24 @@ def packed_backward(
         F32), pointer(offsets, I64), pointer(positions, I64), pointer(dq, BF16), pointer(dk, F32), pointer(dv, F32),
         scale * LOG2_E, scale, t, keys, h, kv_heads, d, d,
     )  # fmt: skip
+
+
+def packed_gradients(
+    dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
+    positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor,
+    slices: Sequence[Sequence[tuple[int, int]]],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """See rlk.kernels.attention. `first` is not needed: the slices hold all rows."""
+    dq, dkv = torch.empty_like(q), torch.empty(k.shape[0], 2, *k.shape[1:], dtype=F32)
+    for i, ranges in enumerate(slices):
+        keys = slice(int(key_first[i]), int(key_first[i + 1]))
+        leaves = torch.zeros(len(ranges), 2, *k[keys].shape)
+        for leaf, (a, z) in zip(leaves, ranges, strict=True):
+            if a < z:
+                rows = (dout[a:z], q[a:z], k[keys], v[keys], out[a:z], lse[a:z], positions[a:z], dq[a:z])
+                packed_backward(*rows, leaf[0], leaf[1])
+        dkv[keys] = tree_sum(leaves.transpose(1, 2))
+    return dq, dkv
 
 
 def write_pages(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor) -> None:

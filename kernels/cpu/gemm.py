@@ -48,11 +48,6 @@ def linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
     return round_bf16(chain(x, prepared, None))
 
 
-def columns(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
-    """See rlk.kernels.gemm."""
-    return torch.stack([linear(x, shard) for shard in prepared], 1)
-
-
 def leaves_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a [M, S, K] times b [S, K, N]: a leaf a shard, the tree over the S leaves; fp32 [M, N]."""
     return tree_sum(torch.stack([chain(a[:, s], shard, None) for s, shard in enumerate(b)]))
@@ -63,9 +58,7 @@ def row_inputs(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return torch.stack([linear(dy, shard) for shard in w], 1)
 
 
-def weight_gradients(
-    dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]
-) -> torch.Tensor:
+def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
     """See rlk.kernels.gemm."""
 
     def leaf(a: int, z: int) -> torch.Tensor:

@@ -88,8 +88,8 @@ class Accumulators:
     def add_rows(self, name: str, rows: torch.Tensor, contribution: torch.Tensor) -> None:
         """Joins one sample's contribution to some rows of a parameter [S, rows, cols], the tree over it complete.
 
-        rows int64 [n], each once, counted over the shards held here; contribution fp32 [n, cols]. A row that is left out
-        would have joined a zero: no accumulator is -0, so that changes no bit.
+        rows int64 [n], each once, counted over the shards held here; contribution fp32 [n, cols]. A row that is left
+        out would have joined a zero: no accumulator is -0, so that changes no bit.
 
         Raises:
             ValueError: an atom of the parameter is not made of whole rows.

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 WORD = 0xFFFFFFFF
+Row = npt.NDArray[np.float32]
+
+
+def rounded_once(d: Row) -> Row:
+    """exp in float64, rounded to fp32: the exp of the CPU form. That of a GPU is another."""
+    return np.exp(d.astype(np.float64)).astype(np.float32)
 
 
 def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -49,14 +57,16 @@ class Exact:
         raise AssertionError("the last prefix exceeds every u")
 
 
-def exact(row: torch.Tensor, temperature: float, top_p: float = 1.0, top_k: int = -1) -> Exact:
+def exact(
+    row: torch.Tensor, temperature: float, top_p: float = 1.0, top_k: int = -1, exp: Callable[[Row], Row] = rounded_once
+) -> Exact:
     """Numerics of one row of bf16 logits [V]; temperature 0 is scored untempered over the whole vocabulary."""
     if temperature == 0:
         temperature, top_p, top_k = 1.0, 1.0, -1
     x = row.float().numpy() + np.float32(0)
     with np.errstate(over="ignore"):
         d = (x - x.max()) / np.float32(temperature)
-    mass = [int(float(np.float32(np.exp(np.float64(v)))) * 2**40) for v in d]
+    mass = [int(float(v) * 2**40) for v in exp(d)]
     order = sorted(range(len(x)), key=lambda i: (-x[i], i))[: top_k if top_k > 0 else None]
     threshold = int(top_p * float(sum(mass[i] for i in order)))
     kept, before = [], 0

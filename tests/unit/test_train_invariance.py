@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rlk.kernels.collectives import base
-from rlk.train import attention, backward
+from rlk.kernels.cpu import attention, gemm
+from rlk.train import backward
 from tests.unit import training
 from tests.unit.probes import assert_same, left_to_right, moved
 from tests.unit.tiny import TRAIN
@@ -100,7 +101,7 @@ def test_ordinary_operators_differ_from_canonical_ones(checkpoint: Path, referen
 
 @pytest.fixture
 def _left_to_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base, attention, backward):
+    for module in (base, attention, gemm, backward):
         monkeypatch.setattr(module, "tree_sum", left_to_right)
 
 

@@ -1,0 +1,58 @@
+"""How every Triton program is started, and what is refused before one could misread a tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+
+from rlk.kernels.cuda import interpreter
+
+INTERPRETED = bool(triton.knobs.runtime.interpret)
+"""TRITON_INTERPRET=1 was set when Triton was imported: programs run in Python, on CPU tensors."""
+
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+PLACE = "cuda, interpreted" if INTERPRETED else "cuda"
+"""How the forms begin when they say which implementation runs."""
+
+if INTERPRETED:
+    interpreter.repair()
+
+
+def run(
+    kernel: Any, grid: tuple[int, ...], *args: object, warps: int = 4, stages: int = 3, **constants: object
+) -> None:
+    """Starts `kernel` over `grid`; nothing to do is nothing started.
+
+    enable_fp_fusion is off for every program: a multiply-add that the compiler chooses to fuse rounds once where the
+    program says twice. There is no autotuning: a timed choice could differ between two processes.
+    """
+    if 0 not in grid:
+        kernel[grid](*args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
+
+
+def take(t: torch.Tensor, dtype: torch.dtype, *, contiguous: bool = True) -> torch.Tensor:
+    """The tensor itself.
+
+    Raises:
+        TypeError: the dtype, the device or the layout is not what the program reads.
+    """
+    if t.dtype != dtype or t.device.type != DEVICE or (contiguous and not t.is_contiguous()):
+        kind, layout = "an interpreted" if INTERPRETED else "a CUDA", "contiguous " if contiguous else ""
+        raise TypeError(
+            f"{kind} kernel takes {layout}{dtype} on {DEVICE}, got {t.dtype} on {t.device} with shape {tuple(t.shape)} "
+            f"and strides {t.stride()}"
+        )
+    return t
+
+
+def tiles(n: int, size: int) -> int:
+    """Tiles of `size` that cover n."""
+    return -(-n // size)
+
+
+def power(n: int) -> int:
+    """The smallest power of two that is at least n, and at least 1."""
+    return 1 << max(0, n - 1).bit_length()

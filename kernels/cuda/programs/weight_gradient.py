@@ -1,0 +1,69 @@
+"""Gradients of weights: for each sample the tree over virtual slices, a slice being a chain over its tokens."""
+# ruff: noqa: N803
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from rlk.kernels.cuda.programs.arithmetic import dot, hold
+from rlk.kernels.cuda.programs.gemm import place, real, within
+
+
+@triton.jit
+def slice_chain(dy, x, left, right, edges, dy_t, x_t, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr):
+    """Tokens edges[0] to edges[1], ascending, padded with zero rows.
+
+    dy, x: addresses of a tile's first element at token 0; left [BM, BT], right [BT, BN]: places of the others, int32.
+    """
+    low = tl.load(edges)
+    high = tl.load(edges + 1)
+    i = tl.arange(0, BT)
+    acc = tl.zeros((BM, BN), tl.float32)
+    for start in range(low, high, BT):
+        live = start + i < high
+        a = tl.load(dy + start * dy_t + left, mask=live[None, :], other=0.0)
+        b = tl.load(x + start * x_t + right, mask=live[:, None], other=0.0)
+        acc = dot(a, b, acc)
+    return acc
+
+
+@triton.jit
+def two_slices(dy, x, left, right, edges, dy_t, x_t, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr):
+    """0+1."""
+    first = slice_chain(dy, x, left, right, edges, dy_t, x_t, BM, BN, BT)
+    return hold(first + slice_chain(dy, x, left, right, edges + 2, dy_t, x_t, BM, BN, BT))
+
+
+@triton.jit
+def four_slices(dy, x, left, right, edges, dy_t, x_t, BM: tl.constexpr, BN: tl.constexpr, BT: tl.constexpr):
+    """(0+1)+(2+3)."""
+    half = two_slices(dy, x, left, right, edges, dy_t, x_t, BM, BN, BT)
+    return hold(half + two_slices(dy, x, left, right, edges + 4, dy_t, x_t, BM, BN, BT))
+
+
+@triton.jit(do_not_specialize=["n", "k"])
+def weight_gradients(dy, x, edges, out, n, k, dy_t, x_t, SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+                     BT: tl.constexpr, GROUP: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr):  # fmt: skip
+    """out [samples, n, k] of dy [T, n] and x [T, k], rows contiguous; edges int64 [samples, SLICES, 2] token ranges.
+
+    The second grid axis is the sample.
+    """
+    im, inn = place(n, k, BM, BN, GROUP)
+    sample = tl.program_id(1).to(tl.int64)
+    rm = im * BM + tl.arange(0, BM)
+    rn = inn * BN + tl.arange(0, BN)
+    i = tl.arange(0, BT)
+    left = i[None, :] * dy_t + within(rm, n, EVEN_M)[:, None]
+    right = i[:, None] * x_t + within(rn, k, EVEN_N)[None, :]
+    e = edges + sample * (2 * SLICES)
+    if SLICES == 1:
+        total = slice_chain(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
+    elif SLICES == 2:
+        total = two_slices(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
+    else:
+        total = four_slices(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
+        if SLICES == 8:
+            total = total + four_slices(dy, x, left, right, e + 8, dy_t, x_t, BM, BN, BT)
+    place_of = (sample * n + rm[:, None]) * k + rn[None, :]
+    tl.store(out + place_of, total, mask=real(rm, n, EVEN_M)[:, None] & real(rn, k, EVEN_N)[None, :])

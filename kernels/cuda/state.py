@@ -1,0 +1,65 @@
+"""CUDA form of the optimizer, norms and fingerprints."""
+
+from __future__ import annotations
+
+import torch
+
+from rlk.kernels.cuda import launch
+from rlk.kernels.cuda.launch import take
+from rlk.kernels.cuda.programs import state as programs
+from rlk.kernels.state import MASK, AdamStep
+
+F32, F64, I64 = torch.float32, torch.float64, torch.int64
+WORDS = {2: torch.int16, 4: torch.int32}
+BLOCK = 1024
+LENGTH = 1 << 14
+
+
+def describe() -> str:
+    """Which implementation runs."""
+    return f"{launch.PLACE}: Triton"
+
+
+def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Tensor, s: AdamStep) -> None:
+    """See rlk.kernels.state."""
+    n = master.numel()
+    take(master, F32), take(m, F32), take(v, F32), take(grad, F32)
+    launch.run(
+        programs.adamw, (launch.tiles(n, BLOCK),), master, m, v, grad, s.clip, s.keep, s.beta1, s.rest1, s.beta2,
+        s.rest2, s.step, s.correction, s.eps, n, BLOCK=BLOCK,
+    )  # fmt: skip
+
+
+def sum_squares(x: torch.Tensor) -> float:
+    """See rlk.kernels.state. Blocks of 16,384, then blocks of those sums: each 128 interleaved chains and a tree."""
+    total = _block_sums(take(x, F32), square=True)
+    while total.numel() > 1:
+        total = _block_sums(total, square=False)
+    return float(total) if total.numel() else 0.0
+
+
+def _block_sums(x: torch.Tensor, *, square: bool) -> torch.Tensor:
+    n = x.numel()
+    out = x.new_empty(launch.tiles(n, LENGTH), dtype=F64)
+    launch.run(
+        programs.block_sums, (out.numel(),), x, out, n, LENGTH=LENGTH, LANES=128, STEP=8, SQUARE=square,
+    )  # fmt: skip
+    return out
+
+
+def fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int, int]:
+    """See rlk.kernels.state: the integers of the CPU form."""
+    if x.dim() != 2 or (x.shape[1] > 1 and x.stride(1) != 1):
+        raise TypeError(
+            f"a fingerprint takes rows of contiguous elements, got shape {tuple(x.shape)} strides {x.stride()}"
+        )
+    words = x.view(WORDS[x.element_size()])
+    (rows, columns), out = x.shape, x.new_zeros(2, dtype=I64)
+    tall = 8 if rows >= 8 else 1
+    grid = (launch.tiles(columns, BLOCK), launch.tiles(rows, tall))
+    launch.run(
+        programs.fingerprint, grid, take(words, words.dtype, contiguous=False), out, rows, columns, x.stride(0), row0,
+        col0, width, WORD=8 * x.element_size(), ROWS=tall, BLOCK=BLOCK,
+    )  # fmt: skip
+    first, second = out.tolist()
+    return first & MASK, second & MASK

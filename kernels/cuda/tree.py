@@ -1,0 +1,35 @@
+"""CUDA form of the reduction tree over leaves in memory, and of the rounding at its root."""
+
+from __future__ import annotations
+
+import torch
+
+from rlk.kernels.cuda import launch
+from rlk.kernels.cuda.programs.tree import tree_sum
+
+BLOCK = 1024
+
+
+def tree(leaves: torch.Tensor) -> torch.Tensor:
+    """The tree over the first axis of leaves [1, 2, 4 or 8, ...] fp32, contiguous."""
+    if leaves.shape[0] == 1:
+        return leaves[0]
+    out = torch.empty_like(leaves[0])
+    _sum(leaves, out)
+    return out
+
+
+def round_bf16(x: torch.Tensor) -> torch.Tensor:
+    """One rounding to nearest even; a zero comes out positive."""
+    out = torch.empty_like(x, dtype=torch.bfloat16)
+    _sum(x[None], out)
+    return out
+
+
+def _sum(leaves: torch.Tensor, out: torch.Tensor) -> None:
+    launch.take(leaves, torch.float32)
+    n = out.numel()
+    launch.run(
+        tree_sum, (launch.tiles(n, BLOCK),), leaves, out, n, LEAVES=leaves.shape[0], BLOCK=BLOCK,
+        ROUND=out.dtype == torch.bfloat16,
+    )  # fmt: skip
