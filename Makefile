@@ -1,4 +1,4 @@
-# make setup | verify | test | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+# make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_OPTIONS ?=
 REQUIREMENTS := $(wildcard requirements/*.txt)
 
-.PHONY: setup verify test lint clean
+.PHONY: setup verify test faults lint clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,10 @@ verify: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Applies every fault on purpose and writes what caught it to docs/faults.md.
+faults: setup
+	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -28,8 +28,12 @@ class Ops(Protocol):
     def column(self, x: torch.Tensor, w: torch.Tensor, tp: Collective) -> torch.Tensor:
         """x [T, K] times the local rows of a column-parallel weight, bf16 [T, S * N]."""
 
-    def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
-        """x [T, S, K] times a row-parallel weight, summed over all shards, bf16 [T, N]."""
+    def leaves(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """x [T, S, K] times the local columns of a row-parallel weight, before any sum over shards: [S, T, N] fp32, or
+        [1, T, N] where an arm sums its own shards at once."""
+
+    def join(self, leaves: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
+        """The sum of `leaves` over all shards of the group, bf16 [T, N]."""
 
     def rmsnorm(self, x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Norm over the last axis, bf16, and the reciprocal deviation fp32, one a row."""
@@ -71,9 +75,12 @@ class CanonicalOps:
         """See Ops. One chain over all of K; the parallel group is not needed."""
         return gemm.linear(x, w)
 
-    def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
-        """See Ops. One leaf a virtual shard, the tree, one rounding; partials travel as fp32."""
-        leaves = torch.stack([gemm.leaf(x[:, s], shard) for s, shard in enumerate(w)])
+    def leaves(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        """See Ops. One leaf a virtual shard."""
+        return torch.stack([gemm.leaf(x[:, s], shard) for s, shard in enumerate(w)])
+
+    def join(self, leaves: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
+        """See Ops. The tree, one rounding; partials travel as fp32."""
         return gemm.round_bf16(tree_all_reduce(leaves, tp, stage))
 
     def rmsnorm(self, x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,6 +25,8 @@ _ADDRESS = Text(
     "HOST:PORT of a Ray that is running; left out, a run starts its own", r"[A-Za-z0-9._:\[\]-]+:[0-9]{1,5}"
 )
 
+_FAULT = Text("NAME or NAME@STEP of docs/faults.md", r"[a-z0-9-]+(@[0-9]{1,6})?")
+
 
 def _option(*flags: str, domain: Domain, help: str, run_default: object = None, in_profile: bool = True) -> Option:
     return Option(flags, domain, help, run_default, in_profile)
@@ -128,6 +130,15 @@ class RunConfig(BaseModel):
         bool,
         _option("--use-rollout-logprobs", domain=Switch(), help="train on the engine's log-probs; native mode only"),
     ] = False
+    probe: Annotated[
+        bool,
+        _option(
+            "--probe",
+            domain=Switch(),
+            help="record a fingerprint a row of every op's output, so that a mismatch has a place",
+            in_profile=False,
+        ),
+    ] = False
     run_id: Annotated[
         str | None,
         _option("--run-id", domain=_RUN_ID, help="name of the run directory, never reused", in_profile=False),
@@ -147,6 +158,24 @@ class RunConfig(BaseModel):
             in_profile=False,
         ),
     ] = None
+    inject: Annotated[
+        str | None,
+        _option(
+            "--inject",
+            domain=_FAULT,
+            help="break the run on purpose: a fault of docs/faults.md, in one step or in all; test profiles only",
+            in_profile=False,
+        ),
+    ] = None
+    confirm_inject: Annotated[
+        bool,
+        _option(
+            "--confirm-inject",
+            domain=Switch(),
+            help="allow --inject outside a test profile",
+            in_profile=False,
+        ),
+    ] = False
     detach: Annotated[
         bool, _option("--detach", domain=Switch(), help="return at once and run in the background", in_profile=False)
     ] = False
