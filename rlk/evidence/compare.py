@@ -12,13 +12,14 @@ from pathlib import Path
 
 from rlk.evidence import parting
 from rlk.evidence.errors import EvidenceError
-from rlk.evidence.locate import Search, Side, search_states
+from rlk.evidence.locate import Search, search_states
 from rlk.evidence.parting import Names, Parting, Value
+from rlk.evidence.place import Side
 from rlk.evidence.probe import Probe
 from rlk.evidence.program import PHASES, parameters, program
 from rlk.evidence.record import Record
 
-OWN = frozenset({"run_id", "output_root", "as_json", "detach", "probe", "profile", "ray_address"})
+OWN = frozenset({"run_id", "output_root", "as_json", "detach", "probe", "probe_row", "profile", "ray_address"})
 """Options that may differ between equal runs, and are not reported."""
 
 

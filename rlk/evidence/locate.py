@@ -12,61 +12,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlk.evidence.arrays import I64
-from rlk.evidence.probe import U64, Probe
+from rlk.evidence.element import element
+from rlk.evidence.place import Place, Side, Word
+from rlk.evidence.probe import U64
 from rlk.evidence.program import STATES, Op, replicated
 from rlk.evidence.samples import token_keys, token_of
-
-
-@dataclass(frozen=True)
-class Side:
-    """What some ranks recorded in one phase. `name` stands before their roles, as `score` or a run's name."""
-
-    name: str
-    phase: str
-    probes: Sequence[Probe]
-
-
-@dataclass(frozen=True)
-class Word:
-    """One fingerprint and everyone who has it: side and role."""
-
-    sources: tuple[str, ...]
-    value: int
-
-    def __str__(self) -> str:
-        more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
-        return f"{self.sources[0]}{more} 0x{self.value:016x}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where ranks disagree. `common` is the word that most ranks have, `odd` the first other; where as many have either
-    (one owner of a shard on each side), `common` is that of the first side, and either may be wrong. For an atom of
-    the optimizer `sample` and `position` are None and `piece` is set."""
-
-    op: str
-    shard: int | None
-    sample: int | None
-    position: int | None
-    piece: int | None
-    common: Word
-    odd: Word
-
-    def __str__(self) -> str:
-        shard = "" if self.shard is None else f" shard {self.shard}"
-        where = f" piece {self.piece}" if self.sample is None else f" sample {self.sample} position {self.position}"
-        return f"{self.op}{shard}{where}: {self.odd}, {self.common}"
 
 
 @dataclass
 class Search:
     """Looks at op after op and keeps the first disagreement. `rows` counts the rows that the first side and another
-    have, `wrong` those of the first differing op that differ, `later` the ops after it that differ too."""
+    have, `wrong` those of the first differing op that differ, `later` the ops after it that differ too. `element` says
+    more where the raw row was kept."""
 
     place: Place | None = None
     rows: int = 0
     wrong: int = 0
     later: int = 0
+    element: str | None = None
 
     def op(self, op: Op, sides: Sequence[Side]) -> int:
         """Compares one op over all sides; returns how many of its rows the first side and another have."""
@@ -81,7 +44,8 @@ class Search:
         self.rows += compared
         if place is not None:
             sample, position = token_of(place[0])
-            self._found(Place(op.name, place[1], sample, position, None, *place[2]), len(wrong))
+            found = Place(op.name, place[1], sample, position, None, *place[2])
+            self._found(found, len(wrong), None if self.place else element(found, sides))
         return compared
 
     def atoms(self, name: str, parameter: str, sides: Sequence[Side]) -> None:
@@ -93,18 +57,19 @@ class Search:
             whole = replicated(parameter)
             words = table.words(table.first)
             place = Place(f"{name} of {parameter}", None if whole else shard, None, None, piece, *words)
-            self._found(place, len(table.wrong))
+            self._found(place, len(table.wrong), None)
 
-    def _found(self, place: Place, wrong: int) -> None:
+    def _found(self, place: Place, wrong: int, element: str | None) -> None:
         if self.place is None:
-            self.place, self.wrong = place, wrong
+            self.place, self.wrong, self.element = place, wrong, element
         else:
             self.later += 1
 
     def __str__(self) -> str:
         if self.place is None:
             return f"no op differs in {self.rows} rows"
-        return f"{self.place} [{self.wrong} rows of this op, and {self.later} later ops]"
+        row = f"; {self.element}" if self.element else ""
+        return f"{self.place} [{self.wrong} rows of this op, and {self.later} later ops]{row}"
 
 
 @dataclass(frozen=True)

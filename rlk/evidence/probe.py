@@ -3,7 +3,9 @@
 `steps/NNNNNN/probe-ROLE.safetensors`, schema rlk.probe/1, ROLE a train or engine rank. Per phase, T rows of tokens and
 R rows of predicted tokens: `PHASE/sample` i64[T] and `PHASE/position` i64[T], `PHASE/head_sample` and
 `PHASE/head_position` i64[R], and `PHASE/OP` u64[rows, S] (S virtual shards held there) or u64[rows, 1]. A train rank
-adds `optimizer/STATE/PARAMETER` u64[S, pieces], one an atom. The header says role, first shard and first piece.
+adds `optimizer/STATE/PARAMETER` u64[S, pieces], one an atom. With --probe-row there is `row/PHASE/OP`, the raw words
+u16 or u32 [times, elements] of that row, once for each time that it was computed. The header says role, first shard and
+first piece.
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ class Probe:
         if trains:
             names = list(parameters(layers, tied=tied))
             expected |= {f"optimizer/{state}/{name}": None for state in STATES for name in names}
-        odd = sorted(expected.keys() ^ self.arrays.keys())
+        odd = sorted(expected.keys() ^ {name for name in self.arrays if not name.startswith("row/")})
         if odd:
             return f"{odd[0]} is {'missing' if odd[0] in expected else 'no array of a probe'}"
         for name, rows in expected.items():

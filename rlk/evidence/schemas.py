@@ -16,7 +16,7 @@ Mode = Literal["consistency", "native"]
 Command = Literal["verify", "run"]
 Status = Literal["running", "complete", "failed"]
 Kind = Literal["embedding", "norm", "qk_norm", "attention", "mlp", "head"]
-Source = Literal["command line", "environment", "profile", "default"]
+Source = Literal["command line", "cell", "environment", "profile", "default"]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}:[0-9a-f]{16}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

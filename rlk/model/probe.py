@@ -39,8 +39,11 @@ class ProbeError(RuntimeError):
 class Recorder:
     """Fingerprints of one rank, phase by phase, until `take` empties it. Outside of a phase nothing is recorded."""
 
-    def __init__(self, context: ParallelContext, layers: int, *, native: bool) -> None:
+    def __init__(self, context: ParallelContext, layers: int, *, native: bool, keep: str | None = None) -> None:
+        """`keep`, OP@SAMPLE/POSITION, names one row whose raw words are kept as well."""
         self.context, self.native = context, native
+        op, _, place = (keep or "").partition("@")
+        self._kept = (op, *map(int, place.split("/"))) if keep else None
         self.program = forward(layers, leaves=not native)
         self._backward = {op.name: op for op in backward(layers)}
         self._parts: dict[str, list[npt.NDArray[Any]]] = {}
@@ -105,6 +108,12 @@ class Recorder:
         shards = self.context.shards if op.sharded else range(1)
         words = state.row_fingerprints(x[:rows].detach().flatten(1).contiguous(), len(shards), shards.start)
         self._keep(f"{self._phase}/{op.name}", words.numpy().view(np.uint64))
+        if self._kept is not None and self._kept[0] == op.name:
+            prefix = "head_" if op.head else ""
+            place = zip(self._keys[f"{prefix}sample"].tolist(), self._keys[f"{prefix}position"].tolist(), strict=True)
+            raw = x[[row for row, key in enumerate(place) if key == self._kept[1:]]].detach().flatten(1).contiguous()
+            unsigned = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}[raw.element_size()]
+            self._keep(f"row/{self._phase}/{op.name}", raw.view(unsigned[0]).numpy().view(unsigned[1]).copy())
 
     def _keep(self, name: str, part: npt.NDArray[Any]) -> None:
         self._parts.setdefault(name, []).append(part)

@@ -21,6 +21,7 @@ _RUN_ID = Text(
     "letters, digits, '.', '_' and '-', the first a letter or digit, at most 128", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 )
 _PATH = Text("a path")
+_ROW = Text("OP@SAMPLE/POSITION, as in layers.1.qkv@17/23", r"[a-z_0-9.]+@[0-9]{1,12}/[0-9]{1,8}")
 _ADDRESS = Text(
     "HOST:PORT of a Ray that is running; left out, a run starts its own", r"[A-Za-z0-9._:\[\]-]+:[0-9]{1,5}"
 )
@@ -139,6 +140,15 @@ class RunConfig(BaseModel):
             in_profile=False,
         ),
     ] = False
+    probe_row: Annotated[
+        str | None,
+        _option(
+            "--probe-row",
+            domain=_ROW,
+            help="with --probe, keep the raw words of one row that an earlier run named, so that it names the element",
+            in_profile=False,
+        ),
+    ] = None
     run_id: Annotated[
         str | None,
         _option("--run-id", domain=_RUN_ID, help="name of the run directory, never reused", in_profile=False),

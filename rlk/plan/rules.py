@@ -175,6 +175,13 @@ def _faults_break_the_canonical_program(case: Case) -> str | None:
     return f"{case.said('inject')}: native mode is expected to mismatch without a fault: use --mode consistency"
 
 
+@_reads("probe", "probe_row")
+def _row_needs_a_probe(case: Case) -> str | None:
+    if case.config.probe_row is None or case.config.probe:
+        return None
+    return f"{case.said('probe_row')}: allowed with {OPTIONS['probe'].flag} only, which records the row's fingerprint"
+
+
 @_reads("detach", "as_json")
 def _json_waits_for_the_result(case: Case) -> str | None:
     if not (case.config.detach and case.config.as_json):

@@ -136,7 +136,7 @@ class EngineRank:
             raise RolloutError(f"{plan.cell}: mode, model, topology or limits are not this engine's: start one for it")
         self.plan = plan
         self._loading = True
-        self._rpc("reload", engine_seed(plan), plan.config.probe)
+        self._rpc("reload", engine_seed(plan), plan.config.probe, plan.config.probe_row)
         self._rpc("inject", self._injected())
         self._cached_tokens, self._applied = 0, set()
         self.commit(0)

@@ -76,17 +76,18 @@ class RolloutQwen3(nn.Module):
             )
             for i in range(shape.layers)
         )
-        self.record(plan.config.probe)
+        self.record(plan.config.probe, plan.config.probe_row)
 
     def use(self, ops: Ops) -> None:
         """Computes with these operators from now on."""
         self.ops = ops
-        self.record(self.recorder is not None)
+        self.record(self.recorder is not None, self.keep)
 
-    def record(self, on: bool) -> None:
-        """Records what every op returns from now on, or stops it."""
-        qwen3 = self.qwen3
-        self.recorder = Recorder(qwen3.context, qwen3.shape.layers, native=self.ops.name == "native") if on else None
+    def record(self, on: bool, keep: str | None) -> None:
+        """Records what every op returns from now on, and the raw words of the row `keep`; or stops it."""
+        qwen3, native = self.qwen3, self.ops.name == "native"
+        self.keep = keep
+        self.recorder = Recorder(qwen3.context, qwen3.shape.layers, native=native, keep=keep) if on else None
         qwen3.ops = ProbedOps(self.ops, self.recorder) if self.recorder else self.ops
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:

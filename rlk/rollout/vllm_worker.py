@@ -72,10 +72,10 @@ class RankWorker(Worker):  # type: ignore[misc]
             # A copy, since what comes out of Ray's object store is read-only, which torch does not take.
             self._model.load_stored({name: torch.from_numpy(np.array(words, np.uint16)).view(torch.bfloat16)})
 
-    def reload(self, seed: int, probe: bool) -> None:
+    def reload(self, seed: int, probe: bool, keep: str | None) -> None:
         """Weights and counters as after the start, and the random state of a start with this seed."""
         self._model.reload()
-        self._model.record(probe)
+        self._model.record(probe, keep)
         self.events, self.applied = Counters(), {}
         if self._canonical_sampler:
             self.model_runner.sampler = CanonicalSampler(self.model_runner)

@@ -52,7 +52,8 @@ class TrainWorker:
         self.fault = train_fault(inject, rank)
         self.moments = [m for m in (ops_moment, policy_moment, self.fault and self.fault.when) if m]
         native = plan.config.mode == "native"
-        self.recorder = Recorder(context, plan.shape.layers, native=native) if plan.config.probe else None
+        keep = plan.config.probe_row
+        self.recorder = Recorder(context, plan.shape.layers, native=native, keep=keep) if plan.config.probe else None
         self.arm = NativeArm() if native else CanonicalArm(self.recorder, policy)
         ops: Ops = NativeOps() if native else canonical
         ops = ProbedOps(ops, self.recorder) if self.recorder else ops

@@ -7,13 +7,15 @@ shards have different owners on both sides, and replicated ops have replicas. Ev
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import cache
 
 import pytest
 import torch
 
-from rlk.evidence.locate import Place, Search, Side, search_states
+from rlk.evidence.locate import Search, search_states
+from rlk.evidence.place import Place, Side
 from rlk.evidence.probe import Probe
 from rlk.evidence.program import Op, backward, forward, parameters
 from rlk.kernels.policy import RowParams
@@ -75,9 +77,9 @@ def weights(context: ParallelContext) -> dict[str, torch.Tensor]:
     return out
 
 
-def model_of(context: ParallelContext, target: Op | None) -> tuple[Qwen3, Flipping]:
+def model_of(context: ParallelContext, target: Op | None, keep: str | None = None) -> tuple[Qwen3, Flipping]:
     """A model that records, and flips `target` if there is any."""
-    recorder = Flipping(context, LAYERS, native=False)
+    recorder = Flipping(context, LAYERS, native=False, keep=keep)
     recorder.target = target
     return Qwen3(SHAPE, context, ProbedOps(CanonicalOps(), recorder), 32, weights(context)), recorder
 
@@ -86,11 +88,11 @@ def _probe(role: str, context: ParallelContext, recorder: Recorder) -> Probe:
     return Probe(role, context.shards.start, context.slices.start, recorder.take())
 
 
-def engine(target: Op | None, rank: int = RANK) -> list[Probe]:
+def engine(target: Op | None, rank: int = RANK, keep: str | None = None) -> list[Probe]:
     """What four engine ranks record of a forward pass; `rank` has the fault."""
 
     def work(context: ParallelContext) -> Probe:
-        model, recorder = model_of(context, target if context.tp.rank == rank else None)
+        model, recorder = model_of(context, target if context.tp.rank == rank else None, keep)
         batch = build(SAMPLES, context)
         with recorded(recorder, "rollout", batch):
             hidden = model.forward(batch.ids, batch.positions, PackedAttention(batch, context, save=False))
@@ -100,12 +102,12 @@ def engine(target: Op | None, rank: int = RANK) -> list[Probe]:
     return on_ranks(4, 1, work)
 
 
-def trainer(target: Op | None = None, flipped: tuple[int, int] = (1, 0)) -> list[Probe]:
+def trainer(target: Op | None = None, flipped: tuple[int, int] = (1, 0), keep: str | None = None) -> list[Probe]:
     """What TP2 x CP2 train ranks record of score, update, gradients and optimizer."""
 
     def work(context: ParallelContext) -> Probe:
         here = (context.tp.rank, context.cp.rank) == flipped
-        model, recorder = model_of(context, target if here else None)
+        model, recorder = model_of(context, target if here else None, keep)
         batch, arm = build(SAMPLES, context), CanonicalArm(recorder)
         params = RowParams.build([(1.0, 1.0, -1)] * 2, SHAPE.vocab_size).rows(batch.owner)
         with recorded(recorder, "score", batch):
@@ -169,6 +171,28 @@ def test_flip_in_one_engine_rank_is_located(op: Op) -> None:
     assert place.shard == (SHARD if op.sharded else None)
     assert _named(place, f"rollout engine-00-{RANK:02d}", alone=not op.sharded)
     assert search.wrong == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "element", "elements"),
+    [("layers.1.qkv", 16, 32), ("layers.1.o_leaves", 16, 32), ("layers.0.residual", 1, 32), ("logits", 64, 128)],
+)
+def test_kept_row_names_the_element_and_its_bits(name: str, element: int, elements: int) -> None:
+    """A second run with the place of the first: here an engine's flip in the upper half of its second shard."""
+    op, keep = next(op for op in FORWARD if op.name == name), f"{name}@{SAMPLE}/{POSITION}"
+    search = search_forward(engine(op, keep=keep), trainer(keep=keep))
+    assert search.element is not None
+    said = re.fullmatch(
+        rf"element {element} of {elements}: (\S+ \S+) (\S+) 0x([0-9a-f]+), (\S+ \S+) (\S+) 0x([0-9a-f]+) "
+        r"\[1 elements of the row\]",
+        search.element,
+    )
+    assert said, search.element
+    assert {said[1], said[4]} & {f"rollout engine-00-{RANK:02d}"}
+    assert int(said[3], 16) ^ int(said[6], 16) == 1
+    assert len(said[3]) == (8 if name.endswith("leaves") else 4)
+    assert said[2] != said[5]
+    assert search_forward(engine(op), clean()[1]).element is None
 
 
 @pytest.mark.parametrize("op", [op for op in _of_layer_1(FORWARD) if not op.head], ids=lambda op: op.name)

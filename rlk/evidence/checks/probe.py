@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from rlk.evidence.checks.tally import Tally
 from rlk.evidence.errors import EvidenceError
-from rlk.evidence.locate import Place, Search, Side, search_states
+from rlk.evidence.locate import Search, search_states
+from rlk.evidence.place import Place, Side
 from rlk.evidence.program import backward, forward, parameters
 from rlk.evidence.record import Record, StepRecord
 from rlk.evidence.verdict import Failure
