@@ -75,8 +75,12 @@ class FaultyOps(CanonicalOps):
         second[:, : x.shape[1] // 2] = 0
         return gemm.round_bf16(gemm.leaf(first, w) + gemm.leaf(second, w))
 
-    def join(self, leaves: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
+    def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
         """See Ops."""
+        return self.join(self.leaves(x, w), tp, stage)
+
+    def join(self, leaves: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
+        """See CanonicalOps."""
         if self._acts("shard-dropped") and tp.rank == 0:
             leaves = torch.cat([torch.zeros_like(leaves[:1]), leaves[1:]])
         if self._acts("left-to-right"):

@@ -81,13 +81,10 @@ class NativeOps:
         entered = _SumBackward.apply(x, tp)  # type: ignore[no-untyped-call]
         return functional.linear(entered, w)
 
-    def leaves(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """One torch matmul over all of the rank's columns, [1, T, N] bf16."""
-        return functional.linear(x.flatten(1), w)[None]
-
-    def join(self, leaves: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
-        """An all-reduce of bf16 partials."""
-        out: torch.Tensor = _SumForward.apply(leaves[0], tp, stage)  # type: ignore[no-untyped-call]
+    def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
+        """One torch matmul over the rank's columns, then an all-reduce of bf16 partials."""
+        partial = functional.linear(x.flatten(1), w)
+        out: torch.Tensor = _SumForward.apply(partial, tp, stage)  # type: ignore[no-untyped-call]
         return out
 
     def rmsnorm(self, x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,7 +16,7 @@ import torch
 from rlk.evidence.program import Op, backward, forward
 from rlk.kernels import state
 from rlk.kernels.collectives.base import Collective
-from rlk.model.ops import Ops
+from rlk.model.ops import CanonicalOps, Ops
 from rlk.model.parallel import ParallelContext
 
 _METHODS = {
@@ -24,7 +24,8 @@ _METHODS = {
     "rmsnorm": {"input_norm", "q_norm", "k_norm", "post_norm", "norm"},
     "column": {"qkv", "gate_up", "logits"},
     "rope": {"q_rope", "k_rope"},
-    "leaves": {"attention", "o_leaves", "down_leaves"},
+    "row": {"attention"},
+    "leaves": {"o_leaves", "down_leaves"},
     "join": {"o", "down"},
     "add": {"residual", "output"},
     "swiglu": {"swiglu"},
@@ -58,6 +59,11 @@ class Recorder:
         keys = {"sample": sample, "position": position, "head_sample": sample[head], "head_position": position[head]}
         self._keys = {name: value.to(torch.int64).cpu().numpy().copy() for name, value in keys.items()}
         self.turn(phase)
+
+    @property
+    def active(self) -> bool:
+        """Whether a pass is recorded now."""
+        return self._phase is not None
 
     def turn(self, phase: str) -> None:
         """Starts another pass over the same rows."""
@@ -141,17 +147,14 @@ class ProbedOps:
         """See Ops."""
         return self._seen("column", self.inner.column(x, w, tp))
 
-    def leaves(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        """See Ops. The attention core is no op: its output is seen where it goes in here."""
+    def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
+        """See Ops. The attention core is no op: its output is seen where it goes in here; leaves on their way."""
         if self.recorder.expects("attention"):
-            self.recorder.output("leaves", x)
+            self.recorder.output("row", x)
+        if not isinstance(self.inner, CanonicalOps) or not self.recorder.active:
+            return self._seen("join", self.inner.row(x, w, tp, stage))
         leaves = self.inner.leaves(x, w)
-        if not self.recorder.native:
-            self.recorder.output("leaves", leaves.transpose(0, 1))
-        return leaves
-
-    def join(self, leaves: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
-        """See Ops."""
+        self.recorder.output("leaves", leaves.transpose(0, 1))
         return self._seen("join", self.inner.join(leaves, tp, stage))
 
     def rmsnorm(self, x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
