@@ -48,9 +48,23 @@ class Row:
 def row(fault: Fault, proof: str, verdict: Validation) -> Row:
     """The row of a verdict; the place is that of the first check that the registry names."""
     caught = tuple(c.name for c in verdict.checks if not c.passed and c.name not in _NEVER_COUNTED)
-    failure = verdict.check(fault.caught_by[0]).failure
-    place = "" if failure is None else ", ".join(part for part in (failure.place, failure.where) if part)
-    return Row(fault.name, proof, caught, place or verdict.check(fault.caught_by[0]).message)
+    return Row(fault.name, proof, caught, _located(fault, verdict))
+
+
+def _located(fault: Fault, verdict: Validation) -> str:
+    """What the probe says, where there is one and it saw a difference; else the place of the first check named."""
+    check = verdict.check(fault.caught_by[0])
+    probe = next((c.failure for c in verdict.checks if c.name == "probe"), None)
+    failure = probe or check.failure
+    if failure is None:
+        return check.message
+    parts = [failure.place, failure.where]
+    if probe is not None and probe.left is not None and probe.right is not None:
+        sides = sorted(side.source.split(", ")[0] for side in (probe.left, probe.right))
+        parts.append(" against ".join(sides))
+    elif "difference begins after them" in check.message:
+        parts.append("after the logits: sampling rules")
+    return ", ".join(part for part in parts if part)
 
 
 def read() -> list[Row]:
@@ -80,4 +94,18 @@ def page(rows: Sequence[Row]) -> str:
         fault = BY_NAME[one.name]
         checks = " ".join(f"`{name}`" for name in one.caught_by)
         lines.append(f"| `{one.name}` | {fault.sentence} | {fault.side} | {one.proof} | {checks} | {one.located} |")
-    return HEAD + "\n".join(lines) + "\n"
+    return f"{HEAD}{_summary(rows)}\n\n" + "\n".join(lines) + "\n"
+
+
+def _summary(rows: Sequence[Row]) -> str:
+    caught = {one.name for one in rows if set(BY_NAME[one.name].caught_by) <= set(one.caught_by)}
+    one_side = [one for one in rows if one.proof == "one process" and BY_NAME[one.name].side != "both"]
+    by_op = [one for one in one_side if " against " in one.located]
+    after = [one for one in one_side if "after the logits" in one.located]
+    sentences = (
+        f"{len(caught)} of {len(FAULTS)} faults are caught.",
+        f"Of the {len(one_side)} that break one side of a computation in one process, the probe locates {len(by_op)}",
+        f"to op, rank and token (or atom), and {len(after)} to the token and the sampling rules, which come after the",
+        "last op that it records.",
+    )
+    return "\n".join(sentences)

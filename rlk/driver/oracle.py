@@ -39,6 +39,10 @@ class Oracle:
         self._network = Qwen3ForCausalLM(config).to(torch.float64).eval()
         self._weights = ""
 
+    def serve(self, plan: Plan) -> None:
+        """Takes the plan of the next run, which has the same model."""
+        self.plan = plan
+
     def load(self, exports: Sequence[Mapping[str, torch.Tensor]]) -> None:
         """Takes the weights of one version: stored shards, bf16, by tensor-parallel rank of the trainer."""
         tensors = assembled(self.plan.shape, recut(exports, 1)[0])

@@ -14,22 +14,26 @@ import numpy as np
 
 from rlk.evidence import layout
 from rlk.evidence.arrays import RolloutArrays
+from rlk.evidence.ray_status import RayStatus
 from rlk.evidence.record import Record
 from rlk.evidence.schemas import Metrics
 from rlk.plan.faults import Injection
 
+JOB_FAILED = "job-failed"
+
 
 def apply(run_dir: Path, injection: Injection) -> None:
     """Puts the fault into the record: in its step, else in the last one."""
+    if injection.fault.name == JOB_FAILED:
+        return
     run = Record(run_dir)
     step = run.plan.config.steps - 1 if injection.step is None else injection.step
     _FAULTS[injection.fault.name](run, step)
 
 
-def unseal(run_dir: Path) -> None:
-    """Takes the verdict and the seal off a copy of a run directory."""
-    for name in (layout.VALIDATION, layout.SUMS):
-        (run_dir / name).unlink(missing_ok=True)
+def reported(status: RayStatus, injection: Injection) -> RayStatus:
+    """What is written of the Ray job, which is the last file of a run."""
+    return replace(status, outcome="FAILED") if injection.fault.name == JOB_FAILED else status
 
 
 def _logprobs_reused(run: Record, step: int) -> None:
@@ -82,11 +86,6 @@ def _nan_everywhere(run: Record, step: int) -> None:
         (run.run_dir / layout.train_file(step, rank)).write_bytes(replace(scored, **values).to_bytes(place))
 
 
-def _job_failed(run: Record, step: int) -> None:
-    path = run.run_dir / layout.RAY_STATUS
-    path.write_text(path.read_text().replace("SUCCEEDED", "FAILED", 1))
-
-
 def _metrics(run: Record, lines: list[Metrics]) -> None:
     (run.run_dir / layout.METRICS).write_text("".join(f"{line.to_json()}\n" for line in lines))
 
@@ -103,5 +102,4 @@ _FAULTS: dict[str, Callable[[Record, int], None]] = {
     "nan-everywhere": _nan_everywhere,
     "step-skipped": _step_skipped,
     "step-doubled": _step_doubled,
-    "job-failed": _job_failed,
 }

@@ -16,7 +16,7 @@ from typing import TextIO
 from rlk.driver.errors import RunError
 from rlk.driver.manifest import ManifestMaker
 from rlk.driver.progress import LiveView, Watch
-from rlk.driver.record_faults import apply
+from rlk.driver.record_faults import apply, reported
 from rlk.driver.session import Session
 from rlk.evidence.writer import RunWriter
 from rlk.plan.derive import Plan
@@ -83,6 +83,7 @@ def _record(plan: Plan, session: Session, watch: Watch, *, own: bool) -> Outcome
     )
     if plan.config.inject and injection(plan.config.inject).fault.acts == "record" and error is None:
         apply(writer.run_dir, injection(plan.config.inject))
+        status = reported(status, injection(plan.config.inject))
     verdict = writer.finish(manifest, status)
     if interrupt is not None:
         raise interrupt

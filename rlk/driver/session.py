@@ -73,7 +73,7 @@ class Session:
         self._fresh = False
         profile = self.plan.profile
         data = PromptSet(Path(profile.prompts), Path(profile.model) / "tokenizer.json", profile.max_prompt_len)
-        self.oracle.plan = self.plan
+        self.oracle.serve(self.plan)
         steps = StepRunner(self.plan, self.trainer, self.engines, data, self.oracle, writer, watch)
         steps.initial_weights()
         for step in range(self.plan.config.steps):

@@ -62,6 +62,7 @@ class FaultyOps(CanonicalOps):
 
     def __init__(self, when: Moment) -> None:
         self.when, self.fault = when, when.injection.fault.name.removesuffix("-both")
+        self._dimensions = 2  # of the rows that were normed last
 
     def _acts(self, name: str) -> bool:
         return self.fault == name and self.when.on
@@ -96,7 +97,7 @@ class FaultyOps(CanonicalOps):
         """See Ops."""
         y, rstd = super().rmsnorm(x, w, eps)
         # Queries are the only rows of three dimensions that come after rows of two.
-        queries, self._normed_rows = x.dim() == 3 and getattr(self, "_normed_rows", 2) == 2, x.dim()
+        queries, self._dimensions = x.dim() == 3 and self._dimensions == 2, x.dim()
         return (x.clone(), rstd) if queries and self._acts("no-q-norm") else (y, rstd)
 
     def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -110,6 +111,8 @@ class FaultyOps(CanonicalOps):
     def gather_columns(self, x: torch.Tensor, tp: Collective) -> torch.Tensor:
         """See Ops."""
         y = super().gather_columns(x, tp)
+        if self._acts("logit-ulp"):
+            return _flipped(y)
         if not self._acts("ranks-swapped"):
             return y
         n = x.shape[1]
@@ -155,8 +158,6 @@ class FaultyPolicy:
         """Logits and settings as the faulty rule sees them."""
         if not self.when.on:
             return logits, params
-        if self.fault == "logit-ulp":
-            return _flipped(logits), params
         if self.fault == "temperature-twice":
             return (logits.float() / params.temperature[:, None]).bfloat16(), params
         if self.fault == "no-truncation":

@@ -55,16 +55,16 @@ def _record(name: str, sentence: str, *caught_by: str) -> Fault:
 
 FAULTS: tuple[Fault, ...] = (
     _ops("ranks-swapped", "the logits of two tensor-parallel ranks change places"),
+    _ops("logit-ulp", "the lowest bit of the largest logit of each row is flipped"),
     _ops("shard-dropped", "one virtual shard is left out of every tree of partial sums"),
     _ops("left-to-right", "partial sums are added from left to right instead of by the tree"),
     _ops("partials-bf16", "partial sums are rounded to bf16 before they travel"),
-    _ops("split-k", "the qkv product sums two halves of K and adds them, as split-K kernels do"),
+    _ops("split-k", "column-parallel products sum two halves of K and add them, as split-K kernels do"),
     _ops("rope-bf16", "the RoPE tables are rounded to bf16"),
     _ops("rope-base", "RoPE uses the base 10,000 instead of the checkpoint's"),
     _ops("no-q-norm", "the norm of the queries is left out"),
     _ops("rope-base-both", "RoPE uses the base 10,000, in both engines alike", "both", "oracle"),
     _ops("no-q-norm-both", "the norm of the queries is left out, in both engines alike", "both", "oracle"),
-    _policy("logit-ulp", "the lowest bit of the largest logit of each row is flipped"),
     _policy("temperature-twice", "logits are divided by the temperature a second time"),
     _policy("padded-columns", "the padding of the vocabulary enters the softmax with logits of zero"),
     _policy("temperature-on-logprobs", "log-probabilities instead of logits are divided by the temperature"),

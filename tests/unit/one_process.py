@@ -18,6 +18,8 @@ import torch
 from rlk.driver.oracle import Oracle
 from rlk.driver.sync import fingerprint_record, tensor_entries, update_record
 from rlk.evidence.arrays import LENGTH, STOP, RolloutArrays
+from rlk.evidence.layout import engine_role, probe_file, train_role
+from rlk.evidence.probe import Probe
 from rlk.evidence.samples import merge
 from rlk.evidence.schemas import Fingerprints
 from rlk.evidence.verdict import Validation
@@ -26,6 +28,7 @@ from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
 from rlk.model.parallel import ParallelContext
+from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.config import RunConfig
 from rlk.plan.derive import Plan, derive
@@ -49,7 +52,7 @@ def make_plan(inject: str | None = None, **options: Any) -> Plan:
     profile = profile.model_copy(update={"ranks": 4})
     profile = profile.model_copy(update={"samples_per_prompt": options.pop("samples", 2)})
     config = {"command": "run", "steps": 1, "tp": 2, "rollout_tp": 2, "mix": MIX, "max_response_len": NEW, "lr": 1e-4}
-    config |= {"run_id": "one-process", "inject": inject, **options}
+    config |= {"run_id": "one-process", "inject": inject, "probe": True, **options}
     return derive(RunConfig(**config), profile, read_shape(Path(profile.model)))
 
 
@@ -63,7 +66,9 @@ class Engine:
         ops, _ = ops_for(inject, "rollout", "both")
         self.policy, _ = policy_for(inject, "rollout", "both")
         self.steals_page = steals_page and engine == 0
-        self.plan, self.model = plan, Qwen3(plan.shape, context, ops, plan.max_model_len)
+        self.recorder = Recorder(context, plan.shape.layers, native=False)
+        self.plan = plan
+        self.model = Qwen3(plan.shape, context, ProbedOps(ops, self.recorder), plan.max_model_len)
         self.model.load(checkpoint.load(Path(plan.profile.model), self.model.params, context))
         heads = plan.shape.kv_heads // plan.rollout.tp
         shape = (PAGES * 8, heads, BLOCK, 2 * plan.shape.head_dim)
@@ -82,8 +87,8 @@ class Engine:
             if self.steals_page and step == 2:
                 table[0, 0] = table[2, 0]  # of another prompt
             live = [i for i in range(n) if not done[i]]
-            logits = self._forward([rows[i][known[i] :] for i in live], [known[i] for i in live], table[live])
             ids = torch.tensor([first + i for i in live])
+            logits = self._forward([rows[i][known[i] :] for i in live], [known[i] for i in live], table[live], ids)
             position = torch.tensor([len(rows[i]) for i in live])
             seed = torch.full_like(ids, self.plan.config.seed)
             tokens, found = self.policy.sample_rows(logits, params.rows(torch.tensor(live)), seed, ids, position)
@@ -96,7 +101,7 @@ class Engine:
                 break
         return [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)], logprobs
 
-    def _forward(self, new: list[list[int]], known: list[int], table: torch.Tensor) -> torch.Tensor:
+    def _forward(self, new: list[list[int]], known: list[int], table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Logits of the last row of each request."""
         lengths = torch.tensor([len(one) for one in new])
         first = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -109,6 +114,7 @@ class Engine:
             attention.write_pages(k, v, self.caches[layer], slots)
             return attention.paged(q, self.caches[layer], table.contiguous(), first.int(), seq_lens)
 
+        self.recorder.begin("rollout", ids[owner], positions, first[1:] - 1)
         hidden = self.model.forward(torch.tensor([t for one in new for t in one]), positions, attend)
         return self.model.logits(hidden[first[1:] - 1])
 
@@ -123,10 +129,11 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
     drawn = data.batch(0, plan.prompts_per_step, plan.config.seed)
     prompts = [prompt for prompt in drawn for _ in range(plan.samples_per_prompt)]
     half = len(prompts) // plan.engines
-    rollouts = [
+    generated = [
         _rollout(plan, engine, prompts[engine * half : (engine + 1) * half], engine * half, steals_page=steals_page)
         for engine in range(plan.engines)
     ]
+    rollouts = [columns for columns, _ in generated]
     samples = merge([RolloutArrays(**columns) for columns in rollouts])
     batch = [
         Sample(
@@ -145,7 +152,8 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
         scored, reference = worker.score(), worker.score_reference()
         updated, _ = worker.update(coefficients)
         made = worker.fingerprints(), worker.update_fingerprints()
-        return before, described, exported, scored, reference, updated, *made
+        role = train_role(context.tp.rank * context.cp.size + context.cp.rank)
+        return before, described, exported, scored, reference, updated, *made, Probe(role, *worker.take_probe())
 
     ranks = on_ranks(plan.train.tp, plan.train.cp, train)
     holders = ranks[:: plan.train.cp]
@@ -160,23 +168,32 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
         oracle.look(0, samples).columns(),
     )
     update = update_record(plan, 0, [rank[7] for rank in ranks])
-    _, verdict = write(root, draft_of(plan, [step], versions, [update]))
+    probes = [*(probe for _, own in generated for probe in own), *(rank[8] for rank in ranks)]
+
+    def record(run: Path) -> None:
+        for probe in probes:
+            (run / probe_file(0, probe.role)).write_bytes(probe.to_bytes(0))
+
+    _, verdict = write(root, draft_of(plan, [step], versions, [update]), disk=record)
     return verdict, versions[1]
 
 
 def _rollout(
     plan: Plan, engine: int, prompts: Sequence[Any], first: int, *, steals_page: bool
-) -> dict[str, np.ndarray]:
+) -> tuple[dict[str, np.ndarray], list[Probe]]:
     tokens = [prompt.tokens for prompt in prompts]
 
-    def generate(context: ParallelContext) -> tuple[list[list[int]], list[list[float]]]:
-        return Engine(plan, context, engine, steals_page=steals_page).generate(tokens, first)
+    def generate(context: ParallelContext) -> tuple[list[list[int]], list[list[float]], Probe]:
+        one = Engine(plan, context, engine, steals_page=steals_page)
+        drawn = one.generate(tokens, first)
+        role = engine_role(engine, context.tp.rank)
+        return *drawn, Probe(role, context.shards.start, 0, one.recorder.take())
 
     both = on_ranks(plan.rollout.tp, 1, generate)
-    assert both[0] == both[1], "the ranks of an engine drew different tokens"
-    responses, logprobs = both[0]
+    assert both[0][:2] == both[1][:2], "the ranks of an engine drew different tokens"
+    responses, logprobs, _ = both[0]
     n, settings = len(tokens), [plan.sampling_of(first + i) for i in range(len(tokens))]
-    return {
+    columns = {
         "sample_id": np.arange(first, first + n),
         "prompt_index": np.array([prompt.index for prompt in prompts]),
         "prompt_len": np.array([len(t) for t in tokens], np.int32),
@@ -192,6 +209,7 @@ def _rollout(
         "weight_version": np.zeros(n, np.int64),
         "cached_tokens": np.zeros(n, np.int64),
     }
+    return columns, [rank[2] for rank in both]
 
 
 def _scored(scored: Any, reference: np.ndarray, updated: np.ndarray) -> dict[str, np.ndarray]:

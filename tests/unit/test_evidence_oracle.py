@@ -10,7 +10,7 @@ import pytest
 from rlk.evidence.arrays import OracleArrays
 from rlk.evidence.layout import oracle_file
 from tests.unit.evidence_builder import Change, Draft, build
-from tests.unit.evidence_faults import Fault, assert_caught, everywhere, on_token, parameters
+from tests.unit.evidence_faults import Fault, assert_caught, everywhere, keep_rows, on_token, parameters
 
 
 def _said(step: int, sample: int, **values: object) -> Change:
@@ -32,6 +32,13 @@ def _without_row(draft: Draft) -> None:
 def _both_sides_wrong(draft: Draft) -> None:
     """Sample 4 has its first log-prob at -3 on both sides."""
     on_token(1, 4, 0, **everywhere(-3.0))(draft)
+
+
+def _last_token_not_scored(draft: Draft) -> None:
+    """The last token of the last sample, made the least probable so that the rule names it, is scored by no rank."""
+    on_token(1, 7, 4, **everywhere(-5.0))(draft)
+    for columns in draft.steps[1].trains:
+        keep_rows(columns, (columns["sample_id"] != 7) | (columns["index"] != 4))
 
 
 def _old_weights(run: Path) -> None:
@@ -66,6 +73,20 @@ FAULTS = [
         {"oracle"},
         r"not what the key draws: [\d.e-]+ lies outside the token's share",
         after=_said(1, 7, below=1.5, through=1.6),
+    ),
+    Fault(
+        "share_that_ends_before_the_draw",
+        {"oracle"},
+        r"not what the key draws",
+        after=_said(1, 7, below=-2.0, through=-1.0),
+    ),
+    Fault("draw_of_another_key_below", {"oracle"}, r"not what the key draws: -1", after=_said(1, 7, draw=-1.0)),
+    Fault("draw_of_another_key_above", {"oracle"}, r"not what the key draws: 2", after=_said(1, 7, draw=2.0)),
+    Fault(
+        "token_that_was_not_scored",
+        {"oracle", "token_coverage"},
+        r"oracle: step 1: a token that the oracle looked at was not scored",
+        before=_last_token_not_scored,
     ),
     Fault("oracle_looked_away", {"oracle"}, r"step 1: the oracle did not look at the tokens", after=_without_row),
     Fault(
@@ -107,3 +128,26 @@ def test_only_what_exceeds_the_tolerance_fails(offset: float, passed: bool, tmp_
         mix="1.0",
     )
     assert verdict.check("oracle").passed == passed
+    if passed:
+        share = round(100 * abs(offset) / 0.0297)
+        assert f"step 1: the largest deviation is {share} % of what is allowed" in verdict.check("oracle").message
+
+
+@pytest.mark.parametrize(
+    ("edge", "value", "passed"),
+    [("below", 0.001, True), ("below", 0.2, False), ("through", -0.001, True), ("through", -0.2, False)],
+)
+def test_draw_may_miss_its_share_by_the_tolerance(edge: str, value: float, passed: bool, tmp_path: Path) -> None:
+    """Both edges of the share are put beside the draw: 8 / 256 * c (1 - c) of 1 is at most .0078."""
+
+    def change(draft: Draft) -> None:
+        said = draft.steps[1].oracle
+        said[edge][0] = said["draw"][0] + value
+
+    _, verdict = build(tmp_path, after=change, mix="1.0")
+    assert verdict.check("oracle").passed == passed
+
+
+def test_greedy_token_is_not_drawn(tmp_path: Path) -> None:
+    _, verdict = build(tmp_path, after=_said(0, 0, below=2.0), mix="0")
+    assert verdict.check("oracle").passed
