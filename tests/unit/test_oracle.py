@@ -49,7 +49,7 @@ def test_ties_go_to_the_lower_id() -> None:
 
 
 def test_support_is_exact_beyond_the_error() -> None:
-    wide = [10.0, 6.0, 2.0, -2.0]  # gaps of 4, the error is 8 * 10 / 256 = .31
+    wide = [10.0, 6.0, 2.0, -2.0]  # gaps of 4, the error is 16 * 10 / 256 = .63
     assert logit_error(10.0) == LOGIT_ERROR * 10 / 256 < 1
     top = Sampling(1.0, 1.0, 2)
     assert [expect(wide, token, top).reachable for token in range(4)] == [True, True, False, False]
