@@ -1,4 +1,4 @@
-# make setup | verify | test | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+# make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,9 +6,9 @@ STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Where PyPI's torch would bring CUDA, point pip at a CPU build: make setup TORCH_OPTIONS="--index-url URL".
 TORCH_OPTIONS ?=
-REQUIREMENTS := $(wildcard requirements/*.txt)
+REQUIREMENTS := $(filter-out requirements/mutants.txt,$(wildcard requirements/*.txt))
 
-.PHONY: setup verify test lint clean
+.PHONY: setup verify test faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,17 @@ verify: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Applies every fault on purpose and writes what caught it to docs/faults.md.
+faults: setup
+	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
+
+# Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
+ONLY ?=
+mutants: setup
+	test -x build/mutants-venv/bin/python || $(PYTHON) -m venv build/mutants-venv
+	build/mutants-venv/bin/python -m pip install --quiet -r requirements/mutants.txt
+	build/mutants-venv/bin/python tools/mutants.py --python $(CURDIR)/$(BIN)/python $(ONLY)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -65,6 +65,15 @@ def fingerprint(x: torch.Tensor, *, row0: int = 0, col0: int = 0, width: int | N
     return cast(tuple[int, int], form("state", x).fingerprint(x, row0, col0, x.shape[1] if width is None else width))
 
 
+def row_fingerprints(x: torch.Tensor, shards: int = 1, shard0: int = 0) -> torch.Tensor:
+    """One 64-bit sum a row and virtual shard, int64 words [rows, shards]: the first mix of `fingerprint`, over columns.
+
+    x: [rows, shards * cols] of 2- or 4-byte elements, contiguous: adjacent virtual shards from `shard0` on. Neither the
+    row's place nor the other shards held here enter; sums over all shards are those of the whole row.
+    """
+    return cast(torch.Tensor, form("state", x).row_fingerprints(x, shards, shard0))
+
+
 def combine(parts: list[tuple[int, int]]) -> tuple[int, int]:
     """Fingerprint of the whole from those of its disjoint parts."""
     return sum(a for a, _ in parts) & MASK, sum(b for _, b in parts) & MASK

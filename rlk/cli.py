@@ -16,6 +16,7 @@ from typing import Any
 
 import click
 
+from rlk.cli_compare import comparison
 from rlk.cli_detach import launch
 from rlk.cli_options import LENIENT, click_options, leftovers, said_by
 from rlk.cli_output import Report, print_errors, print_plan, print_report, stdout_to_stderr
@@ -107,11 +108,7 @@ def _run_plan(plan: Plan, said: Said) -> int:
 
 
 def _validate(run_dir: str, as_json: bool) -> int:
-    folder = Path(run_dir)
-    if not any((folder / name).is_file() for name in RUN_FILES):
-        raise ConfigErrors(
-            [f"RUN_DIR {shown(run_dir)}: allowed is a run directory: it holds {' and '.join(RUN_FILES)}"]
-        )
+    folder = _run_folder(run_dir)
     from rlk.evidence.validate import validate
 
     started = time.monotonic()
@@ -120,6 +117,20 @@ def _validate(run_dir: str, as_json: bool) -> int:
         click.echo(f"{'ok ' if check.passed else 'RED'}  {check.name}: {check.message}")
     print_report(_report(result, str(folder), time.monotonic() - started), as_json)
     return PASSED if result.passed else FAILED
+
+
+def _compare(run_dirs: Sequence[str], as_json: bool) -> int:
+    folders = [_run_folder(name) for name in run_dirs]
+    if len(folders) < 2:
+        raise ConfigErrors([f"RUN_DIR {shown(run_dirs[0])}: a comparison needs two run directories or more"])
+    return PASSED if comparison(folders, as_json) else FAILED
+
+
+def _run_folder(name: str) -> Path:
+    folder = Path(name)
+    if not any((folder / file).is_file() for file in RUN_FILES):
+        raise ConfigErrors([f"RUN_DIR {shown(name)}: allowed is a run directory: it holds {' and '.join(RUN_FILES)}"])
+    return folder
 
 
 def _report(result: Any, run_dir: str, seconds: float) -> Report:
@@ -164,6 +175,15 @@ _COMMANDS = click.Group(
             ],
             callback=_validate,
             help="Judge a run directory by its files alone, on any machine.",
+        ),
+        click.Command(
+            "compare",
+            params=[
+                click.Argument(["run_dirs"], metavar="RUN_DIR...", nargs=-1, required=True),
+                click.Option(["--json", "as_json"], is_flag=True, help=OPTIONS["as_json"].help),
+            ],
+            callback=_compare,
+            help="Compare the first run directory with the others: equal, or the first step and field that differ.",
         ),
     ],
 )

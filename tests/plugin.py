@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from rlk.evidence.verdict import Validation
 from rlk.plan.cells import Cell, load_cells
+from rlk.plan.faults import Fault
+from tests import faults_table
+from tests.faults_table import Row
 
 ROOT = Path(__file__).parents[1]
 NEEDED = {"gpu": 1, "h100": 8}
@@ -24,6 +29,32 @@ def hopper_gpus() -> list[str]:
         return []
     names = done.stdout.splitlines() if done.returncode == 0 else []
     return [name.strip() for name in names if any(word in name.split() for word in HOPPER)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--write-faults`: write docs/faults.md from the faults that this run applied."""
+    parser.addoption(
+        "--write-faults", action="store_true", help="write the rows of docs/faults.md that this run proves"
+    )
+
+
+@pytest.fixture(scope="session")
+def fault_rows(request: pytest.FixtureRequest) -> Iterator[list[Row]]:
+    """The rows of this run; written at its end where that was asked for."""
+    rows: list[Row] = []
+    yield rows
+    if rows and request.config.getoption("--write-faults"):
+        faults_table.write(rows)
+
+
+@pytest.fixture
+def fault_report(fault_rows: list[Row]) -> Callable[[Fault, str, Validation], None]:
+    """Notes that a fault was caught, and where."""
+
+    def note(fault: Fault, proof: str, verdict: Validation) -> None:
+        fault_rows.append(faults_table.row(fault, proof, verdict))
+
+    return note
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -33,6 +33,8 @@ SIGNATURES = {
     "rlk_sum_squares": (F64, "pi"),
     "rlk_fingerprint_16": (None, "piiiiiip"),
     "rlk_fingerprint_32": (None, "piiiiiip"),
+    "rlk_row_fingerprints_16": (None, "piiiip"),
+    "rlk_row_fingerprints_32": (None, "piiiip"),
 }
 LETTERS = {"p": POINTER, "i": I64, "f": F32, "d": F64}
 

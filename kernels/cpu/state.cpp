@@ -47,3 +47,21 @@ extern "C" void rlk_fingerprint_32(const uint32_t* x, int64_t rows, int64_t cols
                                    uint64_t* out) {
   fingerprint(x, rows, cols, stride, row0, col0, width, out);
 }
+
+// The same mix, one sum a row and virtual shard. Row r holds `shards` runs of `cols` elements; the index of an element is its place in the
+// whole row of 8 shards, so that neither rows nor shards enter by where they are held.
+template <class T>
+static void row_fingerprints(const T* x, int64_t rows, int64_t shards, int64_t cols, int64_t shard0, uint64_t* out) {
+  for (int64_t s = 0; s < shards; s++)
+    for (int64_t c = 0; c < cols; c++) {
+      uint64_t key = mix(uint64_t((shard0 + s) * cols + c) * 0x9E3779B97F4A7C15ull + 1);
+      for (int64_t r = 0; r < rows; r++) out[r * shards + s] += mix(key ^ uint64_t(x[(r * shards + s) * cols + c]));
+    }
+}
+
+extern "C" void rlk_row_fingerprints_16(const uint16_t* x, int64_t rows, int64_t shards, int64_t cols, int64_t shard0, uint64_t* out) {
+  row_fingerprints(x, rows, shards, cols, shard0, out);
+}
+extern "C" void rlk_row_fingerprints_32(const uint32_t* x, int64_t rows, int64_t shards, int64_t cols, int64_t shard0, uint64_t* out) {
+  row_fingerprints(x, rows, shards, cols, shard0, out);
+}

@@ -51,3 +51,13 @@ def fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int,
         ctypes.addressof(out),
     )
     return out[0], out[1]
+
+
+def row_fingerprints(x: torch.Tensor, shards: int, shard0: int) -> torch.Tensor:
+    """See rlk.kernels.state."""
+    rows, cols = x.shape[0], x.shape[1] // shards
+    size = x.element_size()
+    kernel = {2: load().rlk_row_fingerprints_16, 4: load().rlk_row_fingerprints_32}[size]
+    out = torch.zeros(rows, shards, dtype=torch.int64)
+    kernel(pointer(x.view(VIEWS[size]), VIEWS[size]), rows, shards, cols, shard0, pointer(out, torch.int64))
+    return out

@@ -12,6 +12,7 @@ import torch
 
 from rlk.driver.actors import EngineActor, TrainActor
 from rlk.driver.cluster import Cluster
+from rlk.driver.faults import SyncFault
 from rlk.driver.sync import Bits
 from rlk.driver.waiting import collect
 from rlk.evidence import layout
@@ -22,6 +23,7 @@ from rlk.train.optimizer import UpdateReport
 from rlk.train.worker import ScoredTokens
 
 Place = tuple[int, int]  # engine, rank within it
+Recorded = tuple[int, int, dict[str, npt.NDArray[Any]]]  # first shard, first piece, arrays of rlk.evidence.probe
 
 
 class Trainer:
@@ -73,6 +75,15 @@ class Trainer:
         roles = [layout.train_role(rank) for rank in range(0, self.plan.ranks, self.plan.train.cp)]
         refs = {role: getattr(self.ranks[role], method).remote() for role in roles}
         return list(collect(refs, self.plan.profile.timeouts.sync_s, f"trainer {method}").values())
+
+    def update_fingerprints(self) -> list[dict[str, dict[str, tuple[int, int]]]]:
+        """Each rank's part of the fingerprints of the last update."""
+        return self._call("update fingerprints", self.plan.profile.timeouts.sync_s, "update_fingerprints")
+
+    def take_probe(self) -> dict[str, Recorded]:
+        """What each rank recorded since the last call, by role."""
+        taken = self._call("probe", self.plan.profile.timeouts.sync_s, "take_probe")
+        return dict(zip(self.ranks, taken, strict=True))
 
     def fingerprints(self) -> list[dict[str, tuple[int, int]]]:
         """Each rank's part of every exported tensor's fingerprint."""
@@ -126,16 +137,22 @@ class Engines:
         args = {(e, r): (step, requests[e], version) for e, r in self.ranks}
         return self._by_engine("rollout", self.plan.profile.timeouts.rollout_s, "generate", args)
 
-    def load(self, shards: Sequence[Mapping[str, Bits]], version: int) -> None:
-        """Overwrites weights and names them; shards by tensor-parallel rank, the same for every engine. Drops the
-        cache."""
-        args = {(e, r): (shards[r % self.plan.rollout.tp],) for e, r in self.ranks}
+    def load(self, shards: Sequence[Mapping[str, Bits]], version: int, fault: SyncFault | None = None) -> None:
+        """Overwrites weights and names them; shards by tensor-parallel rank, the same for every engine unless a fault
+        was asked for. Drops the cache."""
+        given = [fault.shards(e, shards) if fault else shards for e in range(self.plan.engines)]
+        args = {(e, r): (given[e][r % self.plan.rollout.tp],) for e, r in self.ranks}
         self._by_engine("weight load", self.plan.profile.timeouts.sync_s, "load", args)
         self._by_engine("commit", self.plan.profile.timeouts.sync_s, "commit", dict.fromkeys(self.ranks, (version,)))
 
     def fingerprints(self) -> list[list[dict[str, tuple[int, int]]]]:
         """Each rank's part of every tensor's fingerprint, from its live weights."""
         return self._by_engine("fingerprints", self.plan.profile.timeouts.sync_s, "fingerprint", {})
+
+    def take_probe(self) -> dict[str, Recorded]:
+        """What each rank recorded since the last call, by role."""
+        taken = self._by_engine("probe", self.plan.profile.timeouts.sync_s, "take_probe", {})
+        return {layout.engine_role(e, r): one for e, ranks in enumerate(taken) for r, one in enumerate(ranks)}
 
     def counters(self) -> list[dict[str, int]]:
         """Events counted inside each engine, on its rank 0."""

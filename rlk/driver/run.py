@@ -16,10 +16,12 @@ from typing import TextIO
 from rlk.driver.errors import RunError
 from rlk.driver.manifest import ManifestMaker
 from rlk.driver.progress import LiveView, Watch
+from rlk.driver.record_faults import apply, reported
 from rlk.driver.session import Session
 from rlk.evidence.verdict import Validation
 from rlk.evidence.writer import RunWriter
 from rlk.plan.derive import Plan
+from rlk.plan.faults import injection
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +82,9 @@ def _record(plan: Plan, session: Session, watch: Watch, *, own: bool) -> Outcome
     manifest = maker.make(
         "failed" if error else "complete", error, session.cluster.ledger.owned, outlive=not own and error is None
     )
+    if plan.config.inject and injection(plan.config.inject).fault.acts == "record" and error is None:
+        apply(writer.run_dir, injection(plan.config.inject))
+        status = reported(status, injection(plan.config.inject))
     verdict = writer.finish(manifest, status)
     if interrupt is not None:
         raise interrupt

@@ -11,6 +11,7 @@ from rlk.driver.cluster import Cluster
 from rlk.driver.errors import RunError
 from rlk.driver.groups import Engines, Trainer
 from rlk.driver.manifest import Said
+from rlk.driver.oracle import Oracle
 from rlk.driver.progress import Watch
 from rlk.driver.step import StepRunner
 from rlk.driver.waiting import collect
@@ -44,6 +45,7 @@ class Session:
         )
         self.trainer, self.engines = Trainer(self.cluster, self.plan), Engines(self.cluster, self.plan)
         starting = self.engines.starting() | self.trainer.starting()
+        self.oracle = Oracle(self.plan)  # its imports take seconds, in which this process would only wait
         ready = collect(starting, self.plan.profile.timeouts.start_s, "start")
         for role, readback in ready.items():
             self.cluster.ledger.name(readback.get("pid") or readback["process"]["pid"], role)
@@ -71,7 +73,8 @@ class Session:
         self._fresh = False
         profile = self.plan.profile
         data = PromptSet(Path(profile.prompts), Path(profile.model) / "tokenizer.json", profile.max_prompt_len)
-        steps = StepRunner(self.plan, self.trainer, self.engines, data, writer, watch)
+        self.oracle.serve(self.plan)
+        steps = StepRunner(self.plan, self.trainer, self.engines, data, self.oracle, writer, watch)
         steps.initial_weights()
         for step in range(self.plan.config.steps):
             steps.run(step)

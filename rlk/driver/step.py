@@ -11,11 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rlk.driver.errors import RunError
+from rlk.driver.faults import sync_fault
 from rlk.driver.groups import Engines, Trainer
+from rlk.driver.oracle import Oracle
 from rlk.driver.progress import Watch
-from rlk.driver.sync import fingerprint_record, recut, tensor_entries
+from rlk.driver.sync import fingerprint_record, recut, tensor_entries, update_record
 from rlk.evidence.arrays import BatchArrays, RolloutArrays, TrainArrays
 from rlk.evidence.counts import batch_counts
+from rlk.evidence.digest import Made
+from rlk.evidence.probe import Probe
 from rlk.evidence.samples import Samples, merge
 from rlk.evidence.schemas import Fingerprints, Generated, Metrics, Seconds
 from rlk.evidence.writer import RunWriter
@@ -47,14 +51,23 @@ class StepRunner:
     """Runs the steps of one run, in order from 0."""
 
     def __init__(
-        self, plan: Plan, trainer: Trainer, engines: Engines, data: PromptSet, writer: RunWriter, watch: Watch
+        self,
+        plan: Plan,
+        trainer: Trainer,
+        engines: Engines,
+        data: PromptSet,
+        oracle: Oracle,
+        writer: RunWriter,
+        watch: Watch,
     ) -> None:
         self.plan, self.trainer, self.engines = plan, trainer, engines
-        self.data, self.writer, self.watch = data, writer, watch
+        self.data, self.oracle, self.writer, self.watch = data, oracle, writer, watch
+        self.fault = sync_fault(plan.config.inject)
 
     def initial_weights(self) -> None:
         """Fingerprints of version 0, which both sides read from the same checkpoint."""
         self.writer.fingerprints(self._fingerprints(0))
+        self.oracle.load(self.trainer.export())
 
     def run(self, step: int) -> None:
         """One step; weights of version `step` in, version `step + 1` out."""
@@ -66,6 +79,7 @@ class StepRunner:
         samples = merge(rollouts)
         self.watch.tokens(len(samples.tokens))
         batch = self._rewards(step, samples, prompts)
+        self.writer.oracle(step, self.oracle.weights, self.oracle.look(step, samples))
         with clock.phase("score"):
             self.watch.phase(step, "score")
             train_samples = list(_train_samples(self.plan, step, samples))
@@ -82,10 +96,17 @@ class StepRunner:
         self._write_train(step, scores, [logprob for logprob, _ in updates])
         with clock.phase("sync"):
             self.watch.phase(step, "sync")
-            self.engines.load(recut(self.trainer.export(), self.plan.rollout.tp), step + 1)
+            exports = self.trainer.export()
+            if self.fault is not None:
+                self.fault.when.step = step
+            self.engines.load(recut(exports, self.plan.rollout.tp), step + 1, self.fault)
             weights = self._fingerprints(step + 1)
+        self.oracle.load(exports)
         self.writer.fingerprints(weights)
-        self.writer.trajectory(step, rollouts, batch, weights)
+        made = Made(update_record(self.plan, step, self.trainer.update_fingerprints()), weights, self.plan.config.seed)
+        self.writer.update(made.update)
+        self.writer.trajectory(step, rollouts, batch, made)
+        self._write_probe(step)
         seconds = Seconds(**clock.seconds, total=time.perf_counter() - start)
         report, counts = updates[0][1], batch_counts(samples, batch)
         self.writer.metrics(
@@ -166,6 +187,11 @@ class StepRunner:
         for rank, ((s, reference), update) in enumerate(zip(scores, updated, strict=True)):
             arrays = TrainArrays(s.sample_id, s.index, s.token, s.logprob, update, reference, s.in_support)
             self.writer.train(step, *divmod(rank, cp), cp, arrays)
+
+    def _write_probe(self, step: int) -> None:
+        if self.plan.config.probe:
+            for role, recorded in (self.trainer.take_probe() | self.engines.take_probe()).items():
+                self.writer.probe(step, Probe(role, *recorded))
 
     def _fingerprints(self, version: int) -> Fingerprints:
         tensors = tensor_entries(self.plan, self.trainer.described())

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rlk.driver.errors import RunError
-from rlk.evidence.schemas import Fingerprints, TensorEntry
+from rlk.evidence.schemas import Fingerprints, TensorEntry, Update
 from rlk.kernels.state import as_hex, combine
 from rlk.kernels.tree import VIRTUAL
 from rlk.model.layout import Tensor, parameters
@@ -59,6 +59,27 @@ def whole(parts: Sequence[Parts], replicated: frozenset[str]) -> dict[str, str]:
         else:
             out[name] = as_hex(combine(values))
     return out
+
+
+def update_record(plan: Plan, step: int, parts: Sequence[Mapping[str, Parts]]) -> Update:
+    """The fingerprints of an update from those of all train ranks, rank = tp_rank * CP + cp_rank: atoms are spread over
+    both, those of a replicated parameter over context-parallel ranks only."""
+    cp = plan.train.cp
+    whole_ones = {p.name for p in parameters(plan.shape) if p.replicated}
+    agree = all(
+        parts[rank][field][name] == parts[rank % cp][field][name]
+        for rank in range(plan.ranks)
+        for field in parts[0]
+        for name in whole_ones
+    )
+    fields = {
+        field: {
+            name: as_hex(combine([p[field][name] for p in parts[: cp if name in whole_ones else plan.ranks]]))
+            for name in parts[0][field]
+        }
+        for field in parts[0]
+    }
+    return Update(step=step, replicas_agree=agree, **fields)
 
 
 def tensor_entries(plan: Plan, described: Sequence[Sequence[tuple[str, int, str]]]) -> list[TensorEntry]:

@@ -1,7 +1,8 @@
 """Array files of a run directory: one table of their columns, and how they are written and read.
 
 Every array is one-dimensional and little-endian. Lengths: N samples, P all prompt tokens, R all response tokens,
-M rows of a train rank. Samples follow each other in the ragged columns in the order of `sample_id`.
+M rows of a train rank, K tokens that the oracle looked at. Samples follow each other in the ragged columns in the
+order of `sample_id`.
 
 | file | schema | column: dtype[length] |
 |---|---|---|
@@ -11,8 +12,12 @@ M rows of a train rank. Samples follow each other in the ragged columns in the o
 | steps/NNNNNN/train-RR.safetensors | rlk.train/1 | sample_id i64[M], index i32[M], token i32[M], logprob f32[M], |
 | | | update_logprob f32[M], ref_logprob f32[M], in_support u8[M] |
 | steps/NNNNNN/batch.safetensors | rlk.batch/1 | sample_id i64[N], reward f64[N], advantage f64[N] |
+| steps/NNNNNN/oracle.safetensors | rlk.oracle/1 | sample_id i64[K], index i64[K], token i64[K], temperature f64[K], |
+| | | top_p f64[K], top_k i64[K], logprob f64[K], least f64[K], most f64[K], scale f64[K], |
+| | | reachable u8[K], below f64[K], through f64[K], draw f64[K] |
 
-The header holds the schema and the place of the file (step, engine, rank, tp_rank, cp_rank) as text.
+The header holds the schema and the place of the file (step, engine, rank, tp_rank, cp_rank) as text; the oracle's also
+the hash of the weights that it computed with.
 """
 
 from __future__ import annotations
@@ -42,7 +47,7 @@ _DTYPES = {"I64": np.int64, "I32": np.int32, "U8": np.uint8, "F32": np.float32, 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Base of the three files: the dataclass fields are the columns, their annotations the dtypes."""
+    """Base of the array files: the dataclass fields are the columns, their annotations the dtypes."""
 
     SCHEMA: ClassVar[str] = ""
 
@@ -62,14 +67,14 @@ class _Columns:
         """Column name to array, in the order of the table."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
-    def to_bytes(self, place: Mapping[str, int]) -> bytes:
+    def to_bytes(self, place: Mapping[str, object]) -> bytes:
         """The file: schema and place in the header, then the columns."""
         header = {"schema": self.SCHEMA} | {key: str(value) for key, value in place.items()}
         content: bytes = save({name: np.ascontiguousarray(a) for name, a in self.columns().items()}, metadata=header)
         return content
 
     @classmethod
-    def read(cls, path: Path, where: str, place: Mapping[str, int]) -> Self:
+    def read(cls, path: Path, where: str, place: Mapping[str, object]) -> Self:
         """Read a file that must hold exactly these columns and say this schema and place. Raises EvidenceError."""
         if not path.is_file():
             raise EvidenceError(f"{where}: missing")
@@ -147,7 +152,33 @@ class BatchArrays(_Columns):
     advantage: F64
 
 
-Arrays = RolloutArrays | TrainArrays | BatchArrays
+@dataclass(frozen=True)
+class OracleArrays(_Columns):
+    """What the independent model says of some response tokens of one step; see `rlk.evidence.oracle`.
+
+    `scale` is the largest magnitude among the row's logits, from which the allowed error follows. `draw` is the number
+    in [0, 1) that picks a token among the kept shares in the order of ids.
+    """
+
+    SCHEMA: ClassVar[str] = "rlk.oracle/1"
+
+    sample_id: I64
+    index: I64
+    token: I64
+    temperature: F64
+    top_p: F64
+    top_k: I64
+    logprob: F64
+    least: F64
+    most: F64
+    scale: F64
+    reachable: U8
+    below: F64
+    through: F64
+    draw: F64
+
+
+Arrays = RolloutArrays | TrainArrays | BatchArrays | OracleArrays
 
 
 def length_problem(arrays: Arrays) -> str | None:

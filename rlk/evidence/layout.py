@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
@@ -38,19 +39,36 @@ def batch_file(step: int) -> str:
     return f"{step_directory(step)}/batch.safetensors"
 
 
+def oracle_file(step: int) -> str:
+    """What the independent model says of some tokens of one step."""
+    return f"{step_directory(step)}/oracle.safetensors"
+
+
 def fingerprint_file(version: int) -> str:
     """Fingerprints of one weight version: 0 is the initial weights, step s makes version s + 1."""
     return f"fingerprints/v{version:04d}.json"
 
 
-def sealed_files(steps: int, engines: int, ranks: int) -> frozenset[str]:
-    """Every file of a finished run except the seal itself."""
+def update_file(step: int) -> str:
+    """Fingerprints of gradients and of the optimizer's state after one step."""
+    return f"{step_directory(step)}/update.json"
+
+
+def probe_file(step: int, role: str) -> str:
+    """What one rank of a probed run recorded in one step."""
+    return f"{step_directory(step)}/probe-{role}.safetensors"
+
+
+def sealed_files(steps: int, engines: int, ranks: int, probed: Iterable[str] = ()) -> frozenset[str]:
+    """Every file of a finished run except the seal itself; `probed` are the roles that record."""
+    roles = tuple(probed)
     names = {MANIFEST, PLAN, METRICS, TRAJECTORY, RAY_STATUS, LOG, VALIDATION}
     names |= {fingerprint_file(version) for version in range(steps + 1)}
     for step in range(steps):
-        names.add(batch_file(step))
+        names |= {batch_file(step), update_file(step), oracle_file(step)}
         names |= {rollout_file(step, engine) for engine in range(engines)}
         names |= {train_file(step, rank) for rank in range(ranks)}
+        names |= {probe_file(step, role) for role in roles}
     return frozenset(names)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlk.evidence.errors import EvidenceError
-from rlk.evidence.layout import PLAN
+from rlk.evidence.layout import PLAN, roles
 from rlk.evidence.schemas import Derived, TopologyRecord
 from rlk.plan.derive import Plan, derive
 from rlk.plan.errors import ConfigErrors
@@ -52,3 +52,8 @@ def derived_record(plan: Plan) -> Derived:
         offload=plan.offload,
         max_model_len=plan.max_model_len,
     )
+
+
+def probed_roles(plan: Plan) -> tuple[str, ...]:
+    """The ranks that record what they compute: all, or none."""
+    return roles(plan.ranks, plan.engines, plan.engine_ranks) if plan.config.probe else ()

@@ -10,13 +10,23 @@ from typing import TypeVar
 import numpy as np
 
 from rlk.evidence import layout
-from rlk.evidence.arrays import I64, BatchArrays, RolloutArrays, TrainArrays
+from rlk.evidence.arrays import I64, BatchArrays, OracleArrays, RolloutArrays, TrainArrays
+from rlk.evidence.digest import weights_hash
 from rlk.evidence.documents import Document
 from rlk.evidence.errors import EvidenceError
-from rlk.evidence.plans import read_plan
+from rlk.evidence.plans import probed_roles, read_plan
+from rlk.evidence.probe import Probe
 from rlk.evidence.ray_status import RayStatus
 from rlk.evidence.samples import Samples, Scored, join, merge
-from rlk.evidence.schemas import EngineReadback, Fingerprints, Manifest, Metrics, TrainReadback, TrajectoryLine
+from rlk.evidence.schemas import (
+    EngineReadback,
+    Fingerprints,
+    Manifest,
+    Metrics,
+    TrainReadback,
+    TrajectoryLine,
+    Update,
+)
 from rlk.evidence.seal import walk
 from rlk.plan.derive import Plan
 
@@ -129,6 +139,31 @@ class Record:
         name = layout.batch_file(step)
         batch = BatchArrays.read(self.run_dir / name, name, {"step": step})
         return StepRecord(step, plan, rollouts, trains, batch)
+
+    def oracle(self, step: int) -> OracleArrays:
+        """What the oracle says of one step, computed with the weights of that step's version."""
+        name, weights = layout.oracle_file(step), weights_hash(self.fingerprints[step].trainer)
+        return OracleArrays.read(self.run_dir / name, name, {"step": step, "weights": weights})
+
+    def update(self, step: int) -> Update:
+        """update.json of one step."""
+        name = layout.update_file(step)
+        found = self._document(Update, name)
+        if found.step != step:
+            raise EvidenceError(f"{name}: says step {found.step}")
+        return found
+
+    def probes(self, step: int) -> tuple[Probe, ...]:
+        """What every rank of a probed run recorded in one step."""
+        plan, found = self.plan, []
+        for role in probed_roles(plan):
+            name = layout.probe_file(step, role)
+            probe = Probe.read(self.run_dir / name, name, step, role)
+            native, tied = plan.config.mode == "native", plan.shape.tie_word_embeddings
+            if problem := probe.problem(plan.shape.layers, native=native, tied=tied):
+                raise EvidenceError(f"{name}: {problem}")
+            found.append(probe)
+        return tuple(found)
 
     def validation_text(self) -> str:
         """run-validation.json as it stands."""

@@ -75,6 +75,10 @@ class Samples:
         start = int(self.response_start[row])
         return slice(start, start + int(self.response_len[row]))
 
+    def logprobs_by_row(self) -> list[list[float]]:
+        """Log-probabilities of each sample's response."""
+        return [self.logprobs[self.response(row)].tolist() for row in range(len(self.sample_id))]
+
 
 @dataclass(frozen=True)
 class Scored:

@@ -251,14 +251,33 @@ class Fingerprints(Document):
     engines: tuple[dict[str, Hash], ...]
 
 
+class Update(Document):
+    """update.json of a step: fingerprints of what the optimizer read and wrote, by stored parameter (qkv of a layer is
+    one), over all atoms, whoever holds them. `replicas_agree`: all ranks that hold the same atom have the same sums."""
+
+    SCHEMA: ClassVar[str] = "rlk.update/1"
+
+    step: Count
+    gradients: dict[str, Hash]
+    masters: dict[str, Hash]
+    first_moments: dict[str, Hash]
+    second_moments: dict[str, Hash]
+    replicas_agree: bool
+
+
 class TrajectoryLine(Document):
     """One line of trajectory.jsonl: what one step did, as hashes; `digest` also covers every step before it."""
 
-    SCHEMA: ClassVar[str] = "rlk.trajectory/1"
+    SCHEMA: ClassVar[str] = "rlk.trajectory/2"
 
     step: Count
     tokens: Sha256
     logprobs: Sha256
     rewards: Sha256
+    advantages: Sha256
+    gradients: Sha256
+    masters: Sha256
+    moments: Sha256
+    random: Sha256
     weights: Sha256
     digest: Sha256

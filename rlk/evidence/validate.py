@@ -14,7 +14,7 @@ from pathlib import Path
 from rlk.evidence import layout
 from rlk.evidence.checks.logprobs import mismatching
 from rlk.evidence.checks.metrics import training_notes
-from rlk.evidence.checks.registry import RUN_CHECKS, STEP_CHECKS, VERIFY_CHECKS
+from rlk.evidence.checks.registry import PROBE_CHECKS, RUN_CHECKS, STEP_CHECKS, VERIFY_CHECKS
 from rlk.evidence.checks.tally import Tally
 from rlk.evidence.errors import EvidenceError
 from rlk.evidence.record import Record, StepRecord
@@ -46,10 +46,14 @@ class _Steps:
         self.read = 0
         self.tokens = 0
         self.mismatching = 0
-        self.tallies = [Tally(check.name, check.compared) for check in STEP_CHECKS]
+        self.checks = STEP_CHECKS
         try:
             number = run.plan.config.steps
+            if run.plan.config.probe:
+                self.checks = (*STEP_CHECKS, *PROBE_CHECKS)
+            self.tallies = [Tally(check.name, check.compared) for check in self.checks]
         except EvidenceError as error:
+            self.tallies = [Tally(check.name, check.compared) for check in self.checks]
             self._fail_all(str(error))
             return
         for step in range(number):
@@ -62,7 +66,7 @@ class _Steps:
             self._fail_all(str(error))
             return
         self.read += 1
-        for check, tally in zip(STEP_CHECKS, self.tallies, strict=True):
+        for check, tally in zip(self.checks, self.tallies, strict=True):
             _guarded(tally, partial(check.function, run, step, tally))
         self._count(step)
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlk.evidence import digest, files, layout
-from rlk.evidence.arrays import BatchArrays, RolloutArrays, TrainArrays
+from rlk.evidence.arrays import BatchArrays, OracleArrays, RolloutArrays, TrainArrays
 from rlk.evidence.errors import EvidenceError
+from rlk.evidence.probe import Probe
 from rlk.evidence.ray_status import RayStatus
 from rlk.evidence.samples import merge
-from rlk.evidence.schemas import Fingerprints, Manifest, Metrics, TrajectoryLine
+from rlk.evidence.schemas import Fingerprints, Manifest, Metrics, TrajectoryLine, Update
 from rlk.evidence.seal import seal
 from rlk.evidence.validate import validate, validate_record
 from rlk.evidence.verdict import Validation
@@ -20,8 +21,9 @@ from rlk.plan.derive import Plan
 class RunWriter:
     """The one writer of a run directory. Every method writes at once; only the manifest may be written again.
 
-    Order for a step s: rollout (each engine), train (each rank), batch, fingerprints of version s + 1, trajectory,
-    metrics. Before the first step: manifest, plan, fingerprints of version 0. Last: finish, with `log` closed.
+    Order for a step s: rollout (each engine), batch, oracle, train (each rank), update, fingerprints of version s + 1,
+    trajectory, [probe (each rank)], metrics. Before the first step: manifest, plan, fingerprints of version 0. Last:
+    finish, with `log` closed.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -71,6 +73,18 @@ class RunWriter:
         """Write the rewards and advantages of a step."""
         files.write_new(self._path(layout.batch_file(step)), arrays.to_bytes({"step": step}))
 
+    def oracle(self, step: int, weights: str, arrays: OracleArrays) -> None:
+        """Write what the oracle says of a step; `weights` is the hash of what it computed with, see `weights_hash`."""
+        files.write_new(self._path(layout.oracle_file(step)), arrays.to_bytes({"step": step, "weights": weights}))
+
+    def probe(self, step: int, probe: Probe) -> None:
+        """Write what one rank recorded in a step of a probed run."""
+        files.write_new(self._path(layout.probe_file(step, probe.role)), probe.to_bytes(step))
+
+    def update(self, update: Update) -> None:
+        """Write the fingerprints of a step's gradients and of the optimizer's state after it."""
+        files.write_new(self._path(layout.update_file(update.step)), f"{update.to_json()}\n".encode())
+
     def fingerprints(self, fingerprints: Fingerprints) -> None:
         """Write the fingerprints of one weight version."""
         path = self._path(layout.fingerprint_file(fingerprints.version))
@@ -81,10 +95,10 @@ class RunWriter:
         files.append_line(self._path(layout.METRICS), metrics.to_json())
 
     def trajectory(
-        self, step: int, rollouts: Sequence[RolloutArrays], batch: BatchArrays, weights: Fingerprints
+        self, step: int, rollouts: Sequence[RolloutArrays], batch: BatchArrays, made: digest.Made
     ) -> TrajectoryLine:
-        """Hash a step, append its line and return it. `weights` is the version that the step made."""
-        line = digest.trajectory_line(step, merge(rollouts), batch, weights, self._digest)
+        """Hash a step, append its line and return it."""
+        line = digest.trajectory_line(step, merge(rollouts), batch, made, self._digest)
         files.append_line(self._path(layout.TRAJECTORY), line.to_json())
         self._digest = line.digest
         return line

@@ -21,9 +21,12 @@ _RUN_ID = Text(
     "letters, digits, '.', '_' and '-', the first a letter or digit, at most 128", r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 )
 _PATH = Text("a path")
+_ROW = Text("OP@SAMPLE/POSITION, as in layers.1.qkv@17/23", r"[a-z_0-9.]+@[0-9]{1,12}/[0-9]{1,8}")
 _ADDRESS = Text(
     "HOST:PORT of a Ray that is running; left out, a run starts its own", r"[A-Za-z0-9._:\[\]-]+:[0-9]{1,5}"
 )
+
+_FAULT = Text("NAME or NAME@STEP of docs/faults.md", r"[a-z0-9-]+(@[0-9]{1,6})?")
 
 
 def _option(*flags: str, domain: Domain, help: str, run_default: object = None, in_profile: bool = True) -> Option:
@@ -128,6 +131,24 @@ class RunConfig(BaseModel):
         bool,
         _option("--use-rollout-logprobs", domain=Switch(), help="train on the engine's log-probs; native mode only"),
     ] = False
+    probe: Annotated[
+        bool,
+        _option(
+            "--probe",
+            domain=Switch(),
+            help="record a fingerprint a row of every op's output, so that a mismatch has a place",
+            in_profile=False,
+        ),
+    ] = False
+    probe_row: Annotated[
+        str | None,
+        _option(
+            "--probe-row",
+            domain=_ROW,
+            help="with --probe, keep the raw words of one row that an earlier run named, so that it names the element",
+            in_profile=False,
+        ),
+    ] = None
     run_id: Annotated[
         str | None,
         _option("--run-id", domain=_RUN_ID, help="name of the run directory, never reused", in_profile=False),
@@ -147,6 +168,24 @@ class RunConfig(BaseModel):
             in_profile=False,
         ),
     ] = None
+    inject: Annotated[
+        str | None,
+        _option(
+            "--inject",
+            domain=_FAULT,
+            help="break the run on purpose: a fault of docs/faults.md, in one step or in all; test profiles only",
+            in_profile=False,
+        ),
+    ] = None
+    confirm_inject: Annotated[
+        bool,
+        _option(
+            "--confirm-inject",
+            domain=Switch(),
+            help="allow --inject outside a test profile",
+            in_profile=False,
+        ),
+    ] = False
     detach: Annotated[
         bool, _option("--detach", domain=Switch(), help="return at once and run in the background", in_profile=False)
     ] = False

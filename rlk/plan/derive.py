@@ -11,6 +11,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rlk.plan.config import RunConfig
 from rlk.plan.environment import engine_environment, train_environment
 from rlk.plan.errors import ConfigErrors
+from rlk.plan.faults import injection
 from rlk.plan.naming import cell_id, command_line
 from rlk.plan.profile import Profile
 from rlk.plan.rules import Case, check, not_built
@@ -185,6 +186,9 @@ def _notes(plan: Plan) -> tuple[str, ...]:
         notes.append("Train state is offloaded during rollout: train TP and rollout TP are both 1.")
     if plan.max_model_len > plan.logical_budget:
         notes.append(f"A sample above {plan.logical_budget} tokens is a micro-batch of its own.")
+    if config.inject is not None:
+        sentence = injection(config.inject).sentence
+        notes.append(f"{sentence[0].upper()}{sentence[1:]}.")
     if config.mode == "native":
         notes.append("Native mode is the control: ordinary operators, expected to mismatch.")
     return tuple(notes)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlk.plan.config import OPTIONS, RunConfig
 from rlk.plan.errors import shown
+from rlk.plan.faults import BY_NAME
 from rlk.plan.profile import Profile
 from rlk.plan.shape import ModelShape
 from rlk.plan.topology import DEGREES
@@ -141,6 +142,44 @@ def _trainer_recomputes_the_policy(case: Case) -> str | None:
         f"{case.said('use_rollout_logprobs')}: not allowed in consistency mode: the trainer would compare the engine's "
         "log-probs with themselves; leave it out or use --mode native"
     )
+
+
+@_reads("inject", "steps")
+def _fault_is_known_and_has_its_step(case: Case) -> str | None:
+    inject = case.config.inject
+    if inject is None:
+        return None
+    name, _, step = inject.partition("@")
+    known = [fault.name for fault in BY_NAME.values() if fault.in_runs]
+    if name not in known:
+        return f"{case.said('inject')}: allowed is one of {', '.join(known)}"
+    if step and int(step) >= case.config.steps:
+        return f"{case.said('inject')}: allowed are steps 0 to {case.config.steps - 1}: they count from 0"
+    return None
+
+
+@_reads("inject", "confirm_inject")
+def _faults_stay_in_tests(case: Case) -> str | None:
+    if case.config.inject is None or case.profile.test or case.config.confirm_inject:
+        return None
+    return (
+        f"{case.said('inject')}: profile {case.profile.name} is no test profile: a fault makes the run worthless; "
+        "--confirm-inject allows it"
+    )
+
+
+@_reads("inject", "mode")
+def _faults_break_the_canonical_program(case: Case) -> str | None:
+    if case.config.inject is None or case.config.mode == "consistency":
+        return None
+    return f"{case.said('inject')}: native mode is expected to mismatch without a fault: use --mode consistency"
+
+
+@_reads("probe", "probe_row")
+def _row_needs_a_probe(case: Case) -> str | None:
+    if case.config.probe_row is None or case.config.probe:
+        return None
+    return f"{case.said('probe_row')}: allowed with {OPTIONS['probe'].flag} only, which records the row's fingerprint"
 
 
 @_reads("detach", "as_json")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlk.plan.derive import Plan
+from rlk.plan.faults import injection, moment
 from rlk.rollout.arguments import (
     engine_arguments,
     engine_seed,
@@ -66,6 +67,8 @@ class EngineRank:
             # What vllm.LLM wraps: without the wrapper's imports for chat and pooling a rank starts .8 s sooner.
             self._live = LLMEngine.from_engine_args(EngineArgs(**engine_arguments(self.plan)))
         readback = self.read_back()
+        if self._injected():
+            self._rpc("inject", self._injected())
         errors = setting_errors(self.plan, readback)
         if errors:
             raise RolloutError("; ".join(errors))
@@ -87,6 +90,8 @@ class EngineRank:
             raise RolloutError(f"weight version {weight_version} was asked for: this engine holds {self._version}")
         if len({request.sample_id for request in requests}) != len(requests):
             raise RolloutError(f"step {step}: a sample id comes twice: allowed is once in a run")
+        if self._injected():
+            self._rpc("fault_at", step)
         outputs = self._run(requests)
         self._check_applied(requests)
         return Generation(self.engine, self.rank, step, as_arrays(requests, outputs, weight_version))
@@ -105,9 +110,20 @@ class EngineRank:
         Raises:
             RolloutError: requests are running, so that vLLM kept its cache.
         """
-        if not self._vllm.reset_prefix_cache():
+        if not self._keeps_cache(version) and not self._vllm.reset_prefix_cache():
             raise RolloutError(f"version {version}: vLLM kept its prefix cache: finish all requests before an update")
         self._loading, self._version = False, version
+
+    def _keeps_cache(self, version: int) -> bool:
+        """Whether a fault that was asked for leaves older keys and values in place of an update."""
+        when = moment(self._injected(), ("cache",), ("rollout",))
+        return when is not None and version > 0 and when.injection.acts(version - 1)
+
+    def _injected(self) -> str | None:
+        """The fault that acts in this engine: one of the rollout side acts in engine 0 alone."""
+        inject = self.plan.config.inject
+        everywhere = inject is not None and injection(inject).fault.side == "both"
+        return inject if self.engine == 0 or everywhere else None
 
     def reset(self, plan_json: str) -> None:
         """Weights, version, counters, random state and prefix cache as after the start, for a run of another plan.
@@ -120,7 +136,8 @@ class EngineRank:
             raise RolloutError(f"{plan.cell}: mode, model, topology or limits are not this engine's: start one for it")
         self.plan = plan
         self._loading = True
-        self._rpc("reload", engine_seed(plan))
+        self._rpc("reload", engine_seed(plan), plan.config.probe, plan.config.probe_row)
+        self._rpc("inject", self._injected())
         self._cached_tokens, self._applied = 0, set()
         self.commit(0)
 
@@ -131,6 +148,11 @@ class EngineRank:
         """
         parts: dict[str, tuple[int, int]] = self._rpc("fingerprints")
         return parts
+
+    def take_probe(self) -> tuple[int, int, dict[str, NDArray[Any]]]:
+        """First virtual shard, 0, and what this rank recorded since the last call, see rlk.evidence.probe."""
+        taken: tuple[int, int, dict[str, NDArray[Any]]] = self._rpc("take_probe")
+        return taken
 
     def counters(self) -> dict[str, int]:
         """Events since the start or the last reset, see rlk.rollout.messages.Counters."""

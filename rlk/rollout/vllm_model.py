@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from vllm.distributed import get_tp_group
+from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.attention import Attention
 from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -18,9 +19,10 @@ from rlk.model import checkpoint
 from rlk.model.native import NativeOps
 from rlk.model.ops import CanonicalOps, Ops
 from rlk.model.parallel import ParallelContext
+from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.derive import Plan
-from rlk.rollout.vllm_attention import PagedBackend, canonical_core, native_core
+from rlk.rollout.vllm_attention import PagedBackend, PagedBatch, canonical_core, native_core
 
 PLAN_KEY = "rlk_plan"
 """Where vLLM's additional_config carries the plan: the one channel by which it reaches worker and model."""
@@ -37,8 +39,18 @@ def rollout_context() -> ParallelContext:
     return ParallelContext(Alone() if group.world_size == 1 else GlooCollective(group.cpu_group, "rollout TP"))
 
 
+def step_rows(metadata: Mapping[str, PagedBatch], requests: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample id of every token row of a step, int64 [T], and the last row of every request, int64 [R]."""
+    first = next(iter(metadata.values())).query_first.to(torch.int64)[: len(requests) + 1]
+    ids = torch.tensor([int(request.partition("-")[0]) for request in requests], dtype=torch.int64)
+    return ids.repeat_interleave(first.diff()), first[1:] - 1
+
+
 class RolloutQwen3(nn.Module):
     """What vLLM's runner calls. It holds no torch parameters: weights live in `qwen3` and change by `load_stored`."""
+
+    request_ids: Callable[[], Sequence[str]]
+    """Requests of the step in the order of their rows; the worker provides it: vLLM tells a model only positions."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
         super().__init__()
@@ -46,7 +58,8 @@ class RolloutQwen3(nn.Module):
         shape, tp = plan.shape, plan.rollout.tp
         native = plan.config.mode == "native"
         ops: Ops = NativeOps() if native else CanonicalOps()
-        self.path = Path(vllm_config.model_config.model)
+        self.path, self.ops = Path(vllm_config.model_config.model), ops
+        self.recorder: Recorder | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
         with set_default_torch_dtype(torch.float32):
             self.qwen3 = Qwen3(shape, rollout_context(), ops, plan.max_model_len)
@@ -63,6 +76,19 @@ class RolloutQwen3(nn.Module):
             )
             for i in range(shape.layers)
         )
+        self.record(plan.config.probe, plan.config.probe_row)
+
+    def use(self, ops: Ops) -> None:
+        """Computes with these operators from now on."""
+        self.ops = ops
+        self.record(self.recorder is not None, self.keep)
+
+    def record(self, on: bool, keep: str | None) -> None:
+        """Records what every op returns from now on, and the raw words of the row `keep`; or stops it."""
+        qwen3, native = self.qwen3, self.ops.name == "native"
+        self.keep = keep
+        self.recorder = Recorder(qwen3.context, qwen3.shape.layers, native=native, keep=keep) if on else None
+        qwen3.ops = ProbedOps(self.ops, self.recorder) if self.recorder else self.ops
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings bf16 [T, hidden] of ids [T]."""
@@ -80,11 +106,23 @@ class RolloutQwen3(nn.Module):
         """Final normed hidden states bf16 [T, hidden] of ids [T] at absolute positions [T]."""
         if intermediate_tensors is not None or inputs_embeds is not None:
             raise ValueError("pipeline stages and embedded prompts are not supported: send token ids to one stage")
+        if self.recorder is not None:
+            self._announce(self.recorder, positions)
         return self.qwen3.forward(input_ids.to(torch.int64), positions.to(torch.int64), self._attend)
+
+    def _announce(self, recorder: Recorder, positions: torch.Tensor) -> None:
+        """Tells whose rows come; the memory profiling run at start-up has no requests and is not recorded."""
+        recorder.end()
+        if get_forward_context().attn_metadata:
+            sample, head = step_rows(get_forward_context().attn_metadata, self.request_ids())
+            recorder.begin("rollout", sample, positions[: sample.numel()], head)
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         """Logits bf16 [T, vocabulary], the real columns only, on every rank."""
-        return self.qwen3.logits(hidden_states)
+        logits = self.qwen3.logits(hidden_states)
+        if self.recorder is not None:
+            self.recorder.end()
+        return logits
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Loads this rank's shards from the checkpoint folder, by the reader that the trainer uses.

@@ -17,7 +17,9 @@ import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.sampler import Sampler
 
-from rlk.kernels.policy import RowParams, sample_rows
+from rlk.kernels import policy
+from rlk.kernels.policy import RowParams
+from rlk.model.faults import Policy
 from rlk.rollout.messages import RolloutError
 from rlk.rollout.sampling import ARGUMENT, Applied, applied_of
 
@@ -96,9 +98,9 @@ class Rows:
 class CanonicalSampler(Sampler):  # type: ignore[misc]
     """Replaces the sampler of vLLM's runner. `runner` gives the requests of the batch and the position of each row."""
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, policy: Policy = policy) -> None:
         super().__init__()
-        self.runner = runner
+        self.runner, self.policy = runner, policy
         self.calls = 0
         self.applied: dict[int, Applied] = {}
         self._ids: list[str] | None = None
@@ -124,7 +126,7 @@ class CanonicalSampler(Sampler):  # type: ignore[misc]
         rows = self._rows_of(batch.req_ids, logits)
         # The length of a row's sequence after this step is the position of the token that is drawn now.
         position = self.runner.seq_lens[: batch.num_reqs].to(logits.device, torch.int64)
-        tokens, logprobs = sample_rows(logits, rows.params, rows.seed, rows.sample_id, position)
+        tokens, logprobs = self.policy.sample_rows(logits, rows.params, rows.seed, rows.sample_id, position)
         ids = tokens.to(torch.int32)[:, None]
         if sampling_metadata.max_num_logprobs is None:
             return SamplerOutput(ids, None)

@@ -15,6 +15,7 @@ from vllm.v1.worker.gpu_worker import Worker
 
 from rlk.kernels.proof import prove
 from rlk.model import checkpoint
+from rlk.model.faults import ops_for, policy_for
 from rlk.rollout.messages import Counters
 from rlk.rollout.readback import worker_settings
 from rlk.rollout.sampling import Applied, applied_of
@@ -41,6 +42,11 @@ class RankWorker(Worker):  # type: ignore[misc]
         if self.plan.config.mode == "consistency":
             self.model_runner.sampler = CanonicalSampler(self.model_runner)
 
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """vLLM's load; then the model knows where to ask whose rows it computes."""
+        super().load_model(*args, **kwargs)
+        self._model.request_ids = lambda: self.model_runner.input_batch.req_ids
+
     def execute_model(self, scheduler_output: Any) -> Any:
         """vLLM's step, counted."""
         output = super().execute_model(scheduler_output)
@@ -66,13 +72,33 @@ class RankWorker(Worker):  # type: ignore[misc]
             # A copy, since what comes out of Ray's object store is read-only, which torch does not take.
             self._model.load_stored({name: torch.from_numpy(np.array(words, np.uint16)).view(torch.bfloat16)})
 
-    def reload(self, seed: int) -> None:
+    def reload(self, seed: int, probe: bool, keep: str | None) -> None:
         """Weights and counters as after the start, and the random state of a start with this seed."""
         self._model.reload()
+        self._model.record(probe, keep)
         self.events, self.applied = Counters(), {}
         if self._canonical_sampler:
             self.model_runner.sampler = CanonicalSampler(self.model_runner)
         set_random_seed(seed)
+
+    def inject(self, name: str | None) -> None:
+        """Applies a fault of rlk.plan.faults from now on, or none."""
+        ops, ops_moment = ops_for(name, "rollout", "both")
+        policy, policy_moment = policy_for(name, "rollout", "both")
+        self.moments = [m for m in (ops_moment, policy_moment) if m]
+        if self._canonical_sampler:
+            self._model.use(ops)
+            self.model_runner.sampler = CanonicalSampler(self.model_runner, policy)
+
+    def fault_at(self, step: int) -> None:
+        """Tells an injected fault the step that begins."""
+        for moment in self.moments:
+            moment.step = step
+
+    def take_probe(self) -> tuple[int, int, dict[str, NDArray[Any]]]:
+        """First virtual shard held here, 0, and what was recorded since the last call; empty without a probe."""
+        recorder = self._model.recorder
+        return self._model.qwen3.context.shards.start, 0, recorder.take() if recorder else {}
 
     def fingerprints(self) -> dict[str, tuple[int, int]]:
         """This rank's part of the fingerprint of every exported tensor, by checkpoint name."""

@@ -7,6 +7,7 @@ import torch
 from rlk.kernels import gemm, pointwise
 from rlk.kernels.collectives.base import tree_all_reduce
 from rlk.kernels.tree import tree_sum
+from rlk.model.probe import Recorder
 from rlk.model.qwen3 import LayerTape, Qwen3, Tape
 from rlk.train.attention import PackedAttention
 from rlk.train.batching import MicroBatch
@@ -16,9 +17,17 @@ from rlk.train.gradients import TIED_HEAD, Accumulators
 class Backward:
     """Gradients of one micro-batch into the accumulators. T rows, S virtual shards held here."""
 
-    def __init__(self, model: Qwen3, batch: MicroBatch, tape: Tape, core: PackedAttention, sums: Accumulators) -> None:
+    def __init__(
+        self,
+        model: Qwen3,
+        batch: MicroBatch,
+        tape: Tape,
+        core: PackedAttention,
+        sums: Accumulators,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.model, self.batch, self.tape, self.core, self.sums = model, batch, tape, core, sums
-        self.tp = model.context.tp
+        self.tp, self.recorder = model.context.tp, recorder
 
     def run(self, hidden: torch.Tensor, dlogits: torch.Tensor) -> None:
         """hidden [T, hidden] is the forward pass's result; dlogits [R, vocabulary] bf16 belongs to rows batch.rows."""
@@ -30,6 +39,7 @@ class Backward:
         dhidden[self.batch.rows] = self._column_input(local, m.weights[m.head_name], "head")
         head = self._head_leaves(local, hidden)
         dx = pointwise.rmsnorm_backward(dhidden, tape.x, m.weights["norm"], tape.rstd)
+        self._note("d_", logits=local, norm=dhidden, hidden=dx)
         self._norm_gain("norm", dhidden, tape.x, tape.rstd)
         for i in reversed(range(m.shape.layers)):
             dx = self._layer(i, tape.layers[i], dx)
@@ -44,20 +54,30 @@ class Backward:
         dh2 = self._column_input(dgate_up, w[f"{name}.gate_up"], f"{name}.gate_up")
         self._norm_gain(f"{name}.post_norm", dh2, t.x2, t.rstd2)
         dx2 = pointwise.rmsnorm_backward(dh2, t.x2, w[f"{name}.post_norm"], t.rstd2, dx)
+        self._note(f"{name}.d_", swiglu=dact, gate_up=dgate_up, post_norm=dh2, residual=dx2)
 
         shards = len(self.model.context.shards)
         da = gemm.row_inputs(dx2, w[f"{name}.o"])
         self._row_weight(f"{name}.o", dx2, t.a.unflatten(1, (shards, -1)).flatten(2))
+        self._note(f"{name}.d_", attention=da)
         dqkv = self._attention(i, t, da.reshape(t.a.shape))
         self._column_weight(f"{name}.qkv", dqkv, t.h1)
         dh1 = self._column_input(dqkv, w[f"{name}.qkv"], f"{name}.qkv")
         self._norm_gain(f"{name}.input_norm", dh1, t.x, t.rstd1)
-        return pointwise.rmsnorm_backward(dh1, t.x, w[f"{name}.input_norm"], t.rstd1, dx2)
+        out = pointwise.rmsnorm_backward(dh1, t.x, w[f"{name}.input_norm"], t.rstd1, dx2)
+        self._note(f"{name}.d_", qkv=dqkv, input_norm=dh1, input=out)
+        return out
+
+    def _note(self, prefix: str, **gradients: torch.Tensor) -> None:
+        if self.recorder is not None:
+            for name, gradient in gradients.items():
+                self.recorder.gradient(prefix + name, gradient)
 
     def _attention(self, i: int, t: LayerTape, da: torch.Tensor) -> torch.Tensor:
         """Gradient of the fused projection's output, [T, S, rows]."""
         m, positions = self.model, self.batch.positions
         dq, dk, dv = self.core.backward(i, da)
+        self._note(f"layers.{i}.d_", q_rope=dq, k_rope=dk, v=dv)
 
         def before_norm(name: str, grad: torch.Tensor, raw: torch.Tensor, rstd: torch.Tensor) -> torch.Tensor:
             dnormed = pointwise.rope(grad, m.cos, m.sin, positions, backward=True)

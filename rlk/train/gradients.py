@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
+from rlk.evidence.program import replicated
+from rlk.kernels import state
 from rlk.kernels.collectives.base import tree_reduce_scatter
 from rlk.kernels.tree import VIRTUAL
 from rlk.model.checkpoint import as_shards
@@ -42,6 +44,20 @@ def from_pieces(mine: torch.Tensor, like: torch.Tensor, context: ParallelContext
     gathered = context.cp.all_gather(mine, stage)  # [CP, S, 8 / CP, piece]
     flat = gathered.transpose(0, 1).flatten(1)[:, : shards[0].numel()]
     return flat.reshape(like.shape)
+
+
+def piece_fingerprints(pieces: Mapping[str, torch.Tensor], context: ParallelContext) -> dict[str, tuple[int, int]]:
+    """This rank's part of the fingerprint of every parameter's fp32 atoms [S, 8 / CP, piece]: ranks' parts add up.
+
+    An element's index is its atom's place, then its place within; padding counts. A replicated parameter is one shard,
+    the same on every tensor-parallel rank.
+    """
+    out = {}
+    for name, held in pieces.items():
+        first = 0 if replicated(name) else context.shards.start
+        rows = [(first + s) * VIRTUAL + context.slices.start for s in range(held.shape[0])]
+        out[name] = state.combine([state.fingerprint(x, row0=row) for x, row in zip(held, rows, strict=True)])
+    return out
 
 
 TIED_HEAD = "embed (as head)"

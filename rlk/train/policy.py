@@ -8,6 +8,8 @@ import torch
 
 from rlk.kernels import policy
 from rlk.kernels.policy import RowParams
+from rlk.model.faults import Policy
+from rlk.model.probe import Recorder
 from rlk.model.qwen3 import Qwen3, Tape
 from rlk.train import native
 from rlk.train.attention import PackedAttention
@@ -29,13 +31,16 @@ class Arm(Protocol):
 
 
 class CanonicalArm:
-    """The canonical program."""
+    """The canonical program; a recorder that is given also sees the gradients."""
+
+    def __init__(self, recorder: Recorder | None = None, policy: Policy = policy) -> None:
+        self.recorder, self.policy = recorder, policy
 
     def score(self, model: Qwen3, batch: MicroBatch, params: RowParams) -> tuple[torch.Tensor, torch.Tensor]:
         """See Arm."""
         core = PackedAttention(batch, model.context, save=False)
         hidden = model.forward(batch.ids, batch.positions, core)
-        logprob, inside, _ = policy.score_rows(model.logits(hidden[batch.rows]), params, batch.target)
+        logprob, inside, _ = self.policy.score_rows(model.logits(hidden[batch.rows]), params, batch.target)
         return logprob, inside
 
     def accumulate(
@@ -45,9 +50,11 @@ class CanonicalArm:
         core, tape = PackedAttention(batch, model.context, save=True), Tape([])
         hidden = model.forward(batch.ids, batch.positions, core, tape)
         logits = model.logits(hidden[batch.rows])
-        logprob, _, _ = policy.score_rows(logits, params, batch.target)
-        dlogits = policy.score_backward(logits, params, batch.target, coefficients)
-        Backward(model, batch, tape, core, sums).run(hidden, dlogits)
+        logprob, _, _ = self.policy.score_rows(logits, params, batch.target)
+        dlogits = self.policy.score_backward(logits, params, batch.target, coefficients)
+        if self.recorder is not None:
+            self.recorder.turn("backward")
+        Backward(model, batch, tape, core, sums, self.recorder).run(hidden, dlogits)
         return logprob
 
 

@@ -95,6 +95,14 @@ class TrainRank:
         """See TrainWorker.update."""
         return self.worker.update(coefficients)
 
+    def update_fingerprints(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """See TrainWorker.update_fingerprints."""
+        return self.worker.update_fingerprints()
+
+    def take_probe(self) -> tuple[int, int, dict[str, npt.NDArray[Any]]]:
+        """See TrainWorker.take_probe."""
+        return self.worker.take_probe()
+
     def export(self) -> dict[str, torch.Tensor]:
         """The stored shards held here, bf16; every context-parallel rank holds the same."""
         return self.worker.model.weights

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,15 +14,19 @@ import torch
 
 from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
+from rlk.model.faults import ops_for, policy_for
 from rlk.model.native import NativeOps
-from rlk.model.ops import CanonicalOps
+from rlk.model.ops import Ops
 from rlk.model.parallel import ParallelContext
+from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.derive import Plan
 from rlk.train.batching import MicroBatch, Sample, build, micro_batches
-from rlk.train.gradients import Accumulators
+from rlk.train.faults import train_fault
+from rlk.train.gradients import Accumulators, piece_fingerprints
 from rlk.train.optimizer import AdamSettings, Optimizer, UpdateReport
 from rlk.train.policy import CanonicalArm, NativeArm
+from rlk.train.probe import recorded, recorded_update
 
 
 @dataclass(frozen=True)
@@ -41,9 +46,18 @@ class TrainWorker:
 
     def __init__(self, plan: Plan, context: ParallelContext) -> None:
         self.plan, self.context = plan, context
+        inject, rank = plan.config.inject, context.tp.rank * context.cp.size + context.cp.rank
+        canonical, ops_moment = ops_for(inject, "train", "both")
+        policy, policy_moment = policy_for(inject, "train", "both")
+        self.fault = train_fault(inject, rank)
+        self.moments = [m for m in (ops_moment, policy_moment, self.fault and self.fault.when) if m]
         native = plan.config.mode == "native"
-        self.arm = NativeArm() if native else CanonicalArm()
-        self.model = Qwen3(plan.shape, context, NativeOps() if native else CanonicalOps(), plan.max_model_len)
+        keep = plan.config.probe_row
+        self.recorder = Recorder(context, plan.shape.layers, native=native, keep=keep) if plan.config.probe else None
+        self.arm = NativeArm() if native else CanonicalArm(self.recorder, policy)
+        ops: Ops = NativeOps() if native else canonical
+        ops = ProbedOps(ops, self.recorder) if self.recorder else ops
+        self.model = Qwen3(plan.shape, context, ops, plan.max_model_len)
         self.batches: list[MicroBatch] = []
         self.params: list[RowParams] = []
         self.reset()
@@ -56,22 +70,31 @@ class TrainWorker:
 
     def begin(self, samples: Sequence[Sample]) -> None:
         """Takes a step's samples, in any order; cuts them in micro-batches and keeps this rank's rows."""
+        for moment in self.moments:
+            moment.step = self.optimizer.step_count
         ordered = sorted(samples, key=lambda s: s.sample_id)
         groups = micro_batches(ordered, self.plan.logical_budget)
         self.batches = [build(group, self.context) for group in groups]
+        if self.fault is not None:
+            self.batches = [self.fault.batch(batch) for batch in self.batches]
         settings = [[(s.sampling.temperature, s.sampling.top_p, s.sampling.top_k) for s in g] for g in groups]
         vocab = self.plan.shape.vocab_size
         self.params = [RowParams.build(s, vocab).rows(b.owner) for s, b in zip(settings, self.batches, strict=True)]
 
     def score(self) -> ScoredTokens:
         """The policy's log-probabilities, recomputed."""
-        parts = [self.arm.score(self.model, b, p) for b, p in zip(self.batches, self.params, strict=True)]
+        parts = []
+        for batch, params in zip(self.batches, self.params, strict=True):
+            scored = batch if self.fault is None else self.fault.scoring(batch)
+            with recorded(self.recorder, "score", batch):
+                parts.append(self.arm.score(self.model, scored, params))
         ids = [torch.tensor([s.sample_id for s in b.samples])[b.owner] for b in self.batches]
+        logprobs = torch.cat([logprob for logprob, _ in parts]).numpy()
         return ScoredTokens(
             torch.cat(ids).numpy(),
             torch.cat([b.index for b in self.batches]).to(torch.int32).numpy(),
             torch.cat([b.target for b in self.batches]).to(torch.int32).numpy(),
-            torch.cat([logprob for logprob, _ in parts]).numpy(),
+            logprobs if self.fault is None else self.fault.scored(logprobs),
             torch.cat([inside for _, inside in parts]).to(torch.uint8).numpy(),
         )
 
@@ -99,14 +122,36 @@ class TrainWorker:
             first = np.cumsum([0] + [s.response_len for s in batch.samples])
             place = torch.from_numpy(first)[batch.owner] + batch.index
             rows = torch.from_numpy(flat)[place]
-            seen.append(self.arm.accumulate(self.model, batch, params, rows, self.sums))
-        report = self.optimizer.step(self.sums.gradients(), self._settings())
-        self.model.load(self.optimizer.export(self.model.weights))
+            with recorded(self.recorder, "update", batch):
+                seen.append(self.arm.accumulate(self.model, batch, params, rows, self.sums))
+        gradients, settings = self.sums.gradients(), self._settings()
+        if self.fault is not None:
+            self.fault.gradients(gradients)
+            settings = self.fault.settings(settings)
+        with recorded_update(self.recorder, self.optimizer, gradients):
+            report = self.optimizer.step(gradients, settings)
+        weights = self.optimizer.export(self.model.weights)
+        self.model.load(weights if self.fault is None else self.fault.exports(weights))
         return torch.cat(seen).numpy(), report
 
     def _settings(self) -> AdamSettings:
         c = self.plan.config
         return AdamSettings(c.lr, (c.adam_beta1, c.adam_beta2), c.adam_eps, c.weight_decay, c.max_grad_norm)
+
+    def update_fingerprints(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """This rank's part of the fingerprints of the last update, by the fields of rlk.evidence.schemas.Update."""
+        pieces = {
+            "gradients": self.sums.gradients(),
+            "masters": self.optimizer.master,
+            "first_moments": self.optimizer.m,
+            "second_moments": self.optimizer.v,
+        }
+        return {field: piece_fingerprints(values, self.context) for field, values in pieces.items()}
+
+    def take_probe(self) -> tuple[int, int, dict[str, npt.NDArray[Any]]]:
+        """First virtual shard and piece held here, and what was recorded since the last call; empty without a probe."""
+        taken = self.recorder.take() if self.recorder else {}
+        return self.context.shards.start, self.context.slices.start, taken
 
     def described(self) -> list[tuple[str, int, str]]:
         """See rlk.model.checkpoint.described."""

@@ -17,10 +17,13 @@ from typing import Any
 import numpy as np
 
 from rlk.evidence import files, layout
-from rlk.evidence.arrays import LENGTH, STOP, BatchArrays, RolloutArrays, TrainArrays
+from rlk.evidence.arrays import LENGTH, STOP, BatchArrays, OracleArrays, RolloutArrays, TrainArrays
 from rlk.evidence.counts import batch_counts
-from rlk.evidence.digest import START, trajectory_line
+from rlk.evidence.digest import START, Made, trajectory_line, weights_hash
+from rlk.evidence.oracle import looked_at, uniform
 from rlk.evidence.plans import derived_record, topology_record
+from rlk.evidence.probe import Probe
+from rlk.evidence.program import parameters
 from rlk.evidence.ray_status import Actor, RayStatus
 from rlk.evidence.samples import merge
 from rlk.evidence.schemas import (
@@ -40,6 +43,7 @@ from rlk.evidence.schemas import (
     Seconds,
     TrainReadback,
     TrajectoryLine,
+    Update,
 )
 from rlk.evidence.settings import requested_engine, requested_train
 from rlk.evidence.tensors import expected_tensors
@@ -49,6 +53,7 @@ from rlk.plan.config import RunConfig
 from rlk.plan.derive import Plan, derive
 from rlk.plan.profile import EngineLimits, Profile
 from rlk.plan.shape import ModelShape
+from tests.unit.probe_builder import recordings
 
 EOS = 1
 KERNELS = {"gemm": "loop", "attention": "loop"}
@@ -56,11 +61,12 @@ KERNELS = {"gemm": "loop", "attention": "loop"}
 
 @dataclass
 class Step:
-    """The arrays of one step as dictionaries of columns, free to be changed."""
+    """The arrays of one step as dictionaries of columns, free to be changed. The oracle's follow from the rest."""
 
     rollouts: list[dict[str, np.ndarray]]
     trains: list[dict[str, np.ndarray]]
     batch: dict[str, np.ndarray]
+    oracle: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass
@@ -74,7 +80,13 @@ class Draft:
     fingerprints: list[Fingerprints]
     metrics: list[Metrics] = field(default_factory=list)
     trajectory: list[TrajectoryLine] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+    probes: list[list[Probe]] = field(default_factory=list)
     plan_text: str | None = None
+
+    def made(self, number: int) -> Made:
+        """What a step made, as the trajectory takes it."""
+        return Made(self.updates[number], self.fingerprints[number + 1], self.plan.config.seed)
 
 
 Change = Callable[[Draft], None]
@@ -122,9 +134,17 @@ def make_draft(**options: Any) -> Draft:
     plan = make_plan(**options)
     steps = [_step(plan, number) for number in range(plan.config.steps)]
     versions = [_fingerprints(plan, version) for version in range(plan.config.steps + 1)]
+    updates = [_update(plan, number) for number in range(plan.config.steps)]
+    return draft_of(plan, steps, versions, updates)
+
+
+def draft_of(plan: Plan, steps: list[Step], versions: list[Fingerprints], updates: list[Update]) -> Draft:
+    """A run of these arrays and weights whose processes all did what the plan asks for."""
+    probes = [_probes(plan, step) for step in steps] if plan.config.probe else []
     roles = layout.roles(plan.ranks, plan.engines, plan.engine_ranks)
     actors = tuple(Actor(role, "DEAD", 100 + number, "INTENDED_USER_EXIT") for number, role in enumerate(roles))
-    return Draft(plan, _manifest(plan, roles), RayStatus("SUCCEEDED", actors), steps, versions)
+    ray = RayStatus("SUCCEEDED", actors)
+    return Draft(plan, _manifest(plan, roles), ray, steps, versions, updates=updates, probes=probes)
 
 
 def build(
@@ -140,14 +160,27 @@ def build(
     `before` changes the draft before metrics and trajectory follow from it, `after` afterwards; `disk` changes the
     directory before the verdict and the seal.
     """
-    draft = make_draft(**options)
+    return write(root, make_draft(**options), before=before, after=after, disk=disk)
+
+
+def write(
+    root: Path,
+    draft: Draft,
+    *,
+    before: Change | None = None,
+    after: Change | None = None,
+    disk: Callable[[Path], None] | None = None,
+) -> tuple[Path, Validation]:
+    """As `build`, from a draft."""
     if before:
         before(draft)
     draft.metrics = [_metrics(draft.plan, number, step) for number, step in enumerate(draft.steps)]
     draft.trajectory = _trajectory(draft)
+    for number, step in enumerate(draft.steps):
+        step.oracle = step.oracle or _oracle(draft.plan, number, step)
     if after:
         after(draft)
-    writer = RunWriter.create(root, "small-run")
+    writer = RunWriter.create(root, draft.plan.run_id)
     _write(writer, draft)
     if disk:
         disk(writer.run_dir)
@@ -172,6 +205,13 @@ def _write(writer: RunWriter, draft: Draft) -> None:
             cp = draft.plan.train.cp
             writer.train(number, rank // cp, rank % cp, cp, TrainArrays(**columns))
         writer.batch(number, BatchArrays(**step.batch))
+        if step.oracle:
+            writer.oracle(number, weights_hash(draft.fingerprints[number].trainer), OracleArrays(**step.oracle))
+    for update in draft.updates:
+        writer.update(update)
+    for number, recorded in enumerate(draft.probes):
+        for probe in recorded:
+            writer.probe(number, probe)
     for version in draft.fingerprints:
         writer.fingerprints(version)
     for metrics in draft.metrics:
@@ -266,14 +306,59 @@ def _metrics(plan: Plan, number: int, step: Step) -> Metrics:
     )
 
 
+def _oracle(plan: Plan, number: int, step: Step) -> dict[str, np.ndarray]:
+    """An oracle that says what the rollout says, of the tokens that the rule names, whose error at T = 1 is 12 / 256 * (1 - p)."""
+    samples = merge([RolloutArrays(**columns) for columns in step.rollouts])
+    pairs = looked_at(number, samples.logprobs_by_row(), len(plan.config.samplings))
+    rows = np.array([row for row, _ in pairs])
+    at = samples.response_start[rows] + np.array([index for _, index in pairs])
+    settings = [plan.sampling_of(int(i) - number * plan.samples_per_step) for i in samples.sample_id[rows]]
+    positions = samples.prompt_len[rows] + samples.index[at]
+    keys = zip(samples.sample_id[rows].tolist(), positions.tolist(), strict=True)
+    logprob = samples.logprobs[at].astype(np.float64)
+    return {
+        "sample_id": samples.sample_id[rows],
+        "index": samples.index[at],
+        "token": samples.tokens[at].astype(np.int64),
+        "temperature": np.array([s.temperature for s in settings]),
+        "top_p": np.array([s.top_p for s in settings]),
+        "top_k": np.array([s.top_k for s in settings], np.int64),
+        "logprob": logprob,
+        "least": logprob.copy(),
+        "most": logprob.copy(),
+        "scale": np.ones(len(rows)),
+        "reachable": np.ones(len(rows), np.uint8),
+        "below": np.zeros(len(rows)),
+        "through": np.ones(len(rows)),
+        "draw": np.array([uniform(plan.config.seed, *one) for one in keys]),
+    }
+
+
 def _trajectory(draft: Draft) -> list[TrajectoryLine]:
     lines: list[TrajectoryLine] = []
     for number, step in enumerate(draft.steps):
         samples = merge([RolloutArrays(**columns) for columns in step.rollouts])
         previous = lines[-1].digest if lines else START
-        weights = draft.fingerprints[number + 1]
-        lines.append(trajectory_line(number, samples, BatchArrays(**step.batch), weights, previous))
+        lines.append(trajectory_line(number, samples, BatchArrays(**step.batch), draft.made(number), previous))
     return lines
+
+
+def _probes(plan: Plan, step: Step) -> list[Probe]:
+    samples = merge([RolloutArrays(**columns) for columns in step.rollouts])
+    ids, prompts = samples.sample_id.tolist(), samples.prompt_len.tolist()
+    lengths = (samples.prompt_len + samples.response_len).tolist()
+    return recordings(plan, dict(zip(ids, prompts, strict=True)), dict(zip(ids, lengths, strict=True)))
+
+
+def _update(plan: Plan, number: int) -> Update:
+    names = list(parameters(plan.shape.layers, tied=plan.shape.tie_word_embeddings))
+
+    def hashes(kind: str) -> dict[str, str]:
+        words = {name: hashlib.sha256(f"{kind} {name} {number}".encode()).hexdigest() for name in names}
+        return {name: f"{word[:16]}:{word[16:32]}" for name, word in words.items()}
+
+    fields = {kind: hashes(kind) for kind in ("gradients", "masters", "first_moments", "second_moments")}
+    return Update(step=number, replicas_agree=True, **fields)
 
 
 def _fingerprints(plan: Plan, version: int) -> Fingerprints:
@@ -304,7 +389,7 @@ def _manifest(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
         for engine in range(plan.engines)
     )
     return {
-        "run_id": "small-run",
+        "run_id": plan.run_id,
         "command": plan.config.command,
         "arguments": ("verify",),
         "mode": plan.config.mode,

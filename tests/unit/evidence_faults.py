@@ -16,8 +16,9 @@ from tests.unit.evidence_builder import Change, Draft, build, red
 
 ALL_STEP_CHECKS = {check.name for check in STEP_CHECKS}
 # What reads the merged samples of a step, and what reads the scored tokens.
-READ_SAMPLES = ALL_STEP_CHECKS - {"lengths", "generated_counts", "support", "tp_replicas"}
-READ_SCORED = {"token_coverage", "support"} | {name for name in ALL_STEP_CHECKS if name.startswith("logprobs_")}
+READ_SAMPLES = ALL_STEP_CHECKS - {"lengths", "generated_counts", "support", "tp_replicas", "optimizer_states"}
+_LOGPROBS = {name for name in ALL_STEP_CHECKS if name.startswith("logprobs_")}
+READ_SCORED = {"token_coverage", "support", "oracle"} | _LOGPROBS
 
 
 @dataclass(frozen=True)

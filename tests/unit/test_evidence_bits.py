@@ -47,6 +47,8 @@ def test_same_nan_is_equal_and_other_payload_is_not() -> None:
 def test_lengths_apart_are_refused_and_not_broadcast() -> None:
     with pytest.raises(ValueError, match=r"lengths differ: \(5,\) and \(1,\)"):
         bits.differing(VALUES, VALUES[:1])
+    with pytest.raises(ValueError, match=r"lengths differ: \(1,\) and \(5,\)"):
+        bits.differing(VALUES[:1], VALUES)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])

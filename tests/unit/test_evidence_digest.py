@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rlk.evidence.arrays import BatchArrays, RolloutArrays
-from rlk.evidence.digest import START, trajectory_line
+from rlk.evidence.digest import START, Made, trajectory_line
 from rlk.evidence.samples import merge
-from rlk.evidence.schemas import Fingerprints, TrajectoryLine
+from rlk.evidence.schemas import TrajectoryLine, Update
 from tests.unit.evidence_builder import Step, build, make_draft
 
 
-def _line(step: Step, weights: Fingerprints, previous: str = START) -> TrajectoryLine:
+def _line(step: Step, made: Made, previous: str = START) -> TrajectoryLine:
     samples = merge([RolloutArrays(**columns) for columns in step.rollouts])
-    return trajectory_line(0, samples, BatchArrays(**step.batch), weights, previous)
+    return trajectory_line(0, samples, BatchArrays(**step.batch), made, previous)
 
 
-def _base() -> tuple[Step, Fingerprints]:
+def _base() -> tuple[Step, Made]:
     draft = make_draft()
-    return draft.steps[0], draft.fingerprints[1]
+    return draft.steps[0], draft.made(0)
 
 
 def _add(column: str, at: int = 1) -> Callable[[Step], None]:
@@ -31,6 +32,10 @@ def _add(column: str, at: int = 1) -> Callable[[Step], None]:
 
 def _flip_reward(step: Step) -> None:
     step.batch["reward"][2] += 1e-300
+
+
+def _flip_advantage(step: Step) -> None:
+    step.batch["advantage"][2] += 1e-12
 
 
 def _flip_logprob(step: Step) -> None:
@@ -50,36 +55,62 @@ def _move_a_token(step: Step) -> None:
         (_move_a_token, "tokens"),
         (_flip_logprob, "logprobs"),
         (_flip_reward, "rewards"),
+        (_flip_advantage, "advantages"),
     ],
-    ids=["token", "prompt", "boundary", "logprob", "reward"],
+    ids=["token", "prompt", "boundary", "logprob", "reward", "advantage"],
 )
 def test_each_change_moves_its_part_and_the_digest(change: Callable[[Step], None], part: str) -> None:
-    step, weights = _base()
-    before = _line(step, weights)
+    step, made = _base()
+    before = _line(step, made)
     change(step)
-    after = _line(step, weights)
+    after = _line(step, made)
     assert getattr(before, part) != getattr(after, part)
     assert before.digest != after.digest
 
 
 def test_changed_weights_and_history_move_the_digest() -> None:
-    step, weights = _base()
-    name = next(iter(weights.trainer))
-    changed = weights.model_copy(update={"trainer": {**weights.trainer, name: "0" * 16 + ":" + "0" * 16}})
-    lines = [_line(step, weights), _line(step, changed), _line(step, weights, previous="1" * 64)]
+    step, made = _base()
+    name = next(iter(made.weights.trainer))
+    weights = made.weights.model_copy(update={"trainer": {**made.weights.trainer, name: "0" * 16 + ":" + "0" * 16}})
+    lines = [_line(step, made), _line(step, replace(made, weights=weights)), _line(step, made, previous="1" * 64)]
     assert len({line.digest for line in lines}) == 3
     assert lines[0].weights != lines[1].weights
     assert lines[0].weights == lines[2].weights
 
 
+@pytest.mark.parametrize(
+    ("field", "part"),
+    [
+        ("gradients", "gradients"),
+        ("masters", "masters"),
+        ("first_moments", "moments"),
+        ("second_moments", "moments"),
+    ],
+)
+def test_each_state_of_the_optimizer_moves_its_part(field: str, part: str) -> None:
+    step, made = _base()
+    hashes = {**getattr(made.update, field), "norm": "0" * 16 + ":" + "0" * 16}
+    changed = Update(**{**made.update.model_dump(), field: hashes})
+    before, after = _line(step, made), _line(step, replace(made, update=changed))
+    moved = {name for name in TrajectoryLine.model_fields if getattr(before, name) != getattr(after, name)}
+    assert moved == {part, "digest"}
+
+
+def test_another_seed_moves_the_random_state() -> None:
+    step, made = _base()
+    before, after = _line(step, made), _line(step, replace(made, seed=made.seed + 1))
+    moved = {name for name in TrajectoryLine.model_fields if getattr(before, name) != getattr(after, name)}
+    assert moved == {"random", "digest"}
+
+
 def test_engines_and_file_order_do_not_move_the_digest() -> None:
-    step, weights = _base()
-    before = _line(step, weights)
+    step, made = _base()
+    before = _line(step, made)
     step.rollouts.reverse()
     for name in step.batch:
         step.batch[name] = step.batch[name][::-1].copy()
     single = Step([{n: np.concatenate([r[n] for r in step.rollouts]) for n in step.rollouts[0]}], [], step.batch)
-    assert _line(step, weights) == _line(single, weights) == before
+    assert _line(step, made) == _line(single, made) == before
 
 
 def test_digest_of_the_verdict_is_the_last_line(tmp_path: Path) -> None:

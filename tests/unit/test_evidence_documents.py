@@ -15,7 +15,7 @@ from rlk.evidence.schemas import Manifest, Metrics, TrajectoryLine
 from rlk.evidence.verdict import Validation
 from tests.unit.evidence_builder import build, make_draft
 
-LINE = TrajectoryLine(step=1, **dict.fromkeys(("tokens", "logprobs", "rewards", "weights", "digest"), "a" * 64))
+LINE = TrajectoryLine(step=1, **dict.fromkeys(set(TrajectoryLine.model_fields) - {"step"}, "a" * 64))
 
 
 def test_documents_read_back_equal_and_spell_alike(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_numbers_beyond_json_are_kept_as_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ('"rlk.trajectory/1"', '"rlk.trajectory/2"', r"schema is 'rlk.trajectory/2', this reader knows"),
-        ('"schema": "rlk.trajectory/1", ', "", r"schema is None"),
+        ('"rlk.trajectory/2"', '"rlk.trajectory/3"', r"schema is 'rlk.trajectory/3', this reader knows"),
+        ('"schema": "rlk.trajectory/2", ', "", r"schema is None"),
         ('"step": 1', '"step": 1, "step": 1', r"key 'step' stands twice"),
         ('"step": 1', '"step": "1"', r"step: Input should be a valid integer"),
         ('"step": 1', '"step": 1.0', r"step: Input should be a valid integer"),

@@ -42,15 +42,21 @@ FAULTS = [
     ),
     Fault(
         "the_same_nan_on_both_sides",
-        {"logprobs_nan"},
+        {"logprobs_nan", "oracle"},
         r"step 1 sample 6 token 3 .* rollout nan 0x7fc00000 is a NaN",
         before=on_token(1, 6, 3, **everywhere(np.nan)),
     ),
     Fault(
         "the_same_infinity_on_both_sides",
-        {"logprobs_inf"},
+        {"logprobs_inf", "oracle"},
         r"step 1 sample 6 token 0 .* rollout -inf 0xff800000 is infinite",
         before=on_token(1, 6, 0, **everywhere(-np.inf)),
+    ),
+    Fault(
+        "an_infinite_reference",
+        {"logprobs_inf"},
+        r"step 1 sample 6 token 0 .* reference of TP rank 0 -inf 0xff800000 is infinite",
+        before=on_token(1, 6, 0, ref_logprob=np.float32(-np.inf)),
     ),
     Fault(
         "above_zero_on_both_sides",

@@ -24,6 +24,13 @@ def _on_version(version: int, **values: Any) -> Change:
     return change
 
 
+def _on_update(step: int, **values: Any) -> Change:
+    def change(draft: Draft) -> None:
+        draft.updates[step] = draft.updates[step].model_copy(update=values)
+
+    return change
+
+
 def _without(version: int, name: str, engine: int) -> Change:
     def change(draft: Draft) -> None:
         del draft.fingerprints[version].engines[engine][name]
@@ -127,6 +134,26 @@ FAULTS = [
         {"weight_versions"},
         r"step 1 metrics: weight_version is 0, expected 1",
         after=on_metrics(1, weight_version=0),
+    ),
+    Fault(
+        "optimizer_replicas_differ",
+        {"optimizer_states"},
+        r"steps/000001/update\.json: replicas_agree is False, expected True",
+        before=lambda draft: _on_update(1, replicas_agree=False)(draft),
+    ),
+    Fault(
+        "a_parameter_without_moments",
+        {"optimizer_states"},
+        r"steps/000000/update\.json: second_moments is \['embed', 'head', .*, expected \['embed', 'head'",
+        before=lambda draft: _on_update(
+            0, second_moments={k: v for k, v in draft.updates[0].second_moments.items() if k != "norm"}
+        )(draft),
+    ),
+    Fault(
+        "masters_that_are_not_those_of_the_trajectory",
+        {"digest"},
+        r"step 1: masters is '[0-9a-f]{64}', expected",
+        after=lambda draft: _on_update(1, masters=draft.updates[0].masters)(draft),
     ),
     Fault(
         "a_step_that_exported_the_same_bytes",

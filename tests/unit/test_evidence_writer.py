@@ -79,7 +79,7 @@ def test_trajectory_lines_are_chained_by_the_writer(tmp_path: Path) -> None:
     run_dir, _ = build(tmp_path / "built")
     for number, step in enumerate(draft.steps):
         rollouts = [RolloutArrays(**columns) for columns in step.rollouts]
-        writer.trajectory(number, rollouts, BatchArrays(**step.batch), draft.fingerprints[number + 1])
+        writer.trajectory(number, rollouts, BatchArrays(**step.batch), draft.made(number))
     assert Record(writer.run_dir).trajectory == Record(run_dir).trajectory
     assert len({START, *(line.digest for line in Record(run_dir).trajectory)}) == 3
 

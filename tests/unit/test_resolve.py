@@ -55,7 +55,7 @@ def test_unknown_names_are_refused_with_a_guess() -> None:
     assert line.startswith("profile tiny: defaults.learning: no default may be given for it")
 
 
-@pytest.mark.parametrize("name", ["run_id", "profile", "detach", "as_json"])
+@pytest.mark.parametrize("name", ["run_id", "profile", "detach", "as_json", "probe", "probe_row"])
 def test_profile_may_not_choose_per_run_options(name: str) -> None:
     (line,) = errors({}, defaults={name: "1"})
     assert line.startswith(f"profile tiny: defaults.{name}: no default may be given for it")
@@ -167,6 +167,14 @@ def test_rollout_logprobs_are_never_reused_for_training() -> None:
     assert line.startswith("--use-rollout-logprobs: not allowed in consistency mode")
     native = resolve({"--use-rollout-logprobs": True, "--mode": "native"}, {}, profile(), SHAPE)
     assert native.use_rollout_logprobs
+
+
+def test_row_to_keep_needs_a_probe_and_a_place() -> None:
+    (line,) = errors({"--probe-row": "norm@3/5"})
+    assert line.startswith("--probe-row norm@3/5: allowed with --probe only")
+    (line,) = errors({"--probe": True, "--probe-row": "norm"})
+    assert "OP@SAMPLE/POSITION" in line
+    assert resolve({"--probe": True, "--probe-row": "norm@3/5"}, {}, profile()).probe_row == "norm@3/5"
 
 
 def test_detach_and_json_exclude_each_other() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from rlk.evidence import bits
 from rlk.evidence.arrays import F32, I64
 from rlk.evidence.checks.causes import likely_cause
+from rlk.evidence.checks.probe import located
 from rlk.evidence.checks.tally import Tally, token_place
 from rlk.evidence.record import Record, StepRecord
 from rlk.evidence.verdict import Failure, Side
@@ -22,12 +23,12 @@ _ZERO_TEMPERATURE = 0.7
 
 def logprobs_policy(run: Record, step: StepRecord, tally: Tally) -> None:
     """Every rollout log-prob has the word of the recomputed policy."""
-    _equal(step, tally, "policy", "logprob")
+    _equal(run, step, tally, "policy", "logprob")
 
 
 def logprobs_update(run: Record, step: StepRecord, tally: Tally) -> None:
     """Every rollout log-prob has the word of the forward that was differentiated."""
-    _equal(step, tally, "update", "update_logprob")
+    _equal(run, step, tally, "update", "update_logprob")
 
 
 def logprobs_nan(run: Record, step: StepRecord, tally: Tally) -> None:
@@ -97,7 +98,7 @@ def mismatching(step: StepRecord) -> tuple[int, int]:
     return len(left), int(np.count_nonzero(wrong))
 
 
-def _equal(step: StepRecord, tally: Tally, side: str, column: str) -> None:
+def _equal(run: Record, step: StepRecord, tally: Tally, side: str, column: str) -> None:
     samples, (left_at, right_at) = step.samples, step.matched
     left, right = samples.logprobs[left_at], getattr(step.scored[0], column)[right_at]
     tally.add(len(left))
@@ -109,8 +110,8 @@ def _equal(step: StepRecord, tally: Tally, side: str, column: str) -> None:
     place = token_place(step.step, f"rollout and {side}", samples.key[at], samples.tokens[at], *sides)
     rows = samples.row[left_at]
     cause = likely_cause(left, right, samples.temperature[rows], (samples.top_p[rows] < 1) | (samples.top_k[rows] > 0))
-    problem = f"{_say(sides[0])}, {_say(sides[1])}"
-    tally.fail_at(place, f"{problem}; {cause}" if cause else problem, difference.count)
+    said = (f"{_say(sides[0])}, {_say(sides[1])}", cause, located(run, step))
+    tally.fail_at(place, "; ".join(part for part in said if part), difference.count)
 
 
 def _none(step: StepRecord, tally: Tally, test: Callable[[F32], bits.Flags], what: str) -> None:

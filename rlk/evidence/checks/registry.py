@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from rlk.evidence.checks import coverage, logprobs, metrics, processes, settings, structure, trajectory, weights
+from rlk.evidence.checks import (
+    coverage,
+    logprobs,
+    metrics,
+    oracle,
+    probe,
+    processes,
+    settings,
+    structure,
+    trajectory,
+    weights,
+)
 from rlk.evidence.checks.tally import Tally
 from rlk.evidence.record import Record, StepRecord
 
@@ -33,6 +44,7 @@ RUN_CHECKS: tuple[Check[RunFunction], ...] = (
     Check(structure.schemas, "schemas"),
     Check(structure.status, "fields"),
     Check(structure.plan, "plans"),
+    Check(structure.injected, "plans"),
     Check(structure.manifest, "fields"),
     Check(structure.steps, "entries"),
     Check(processes.ray, "actors"),
@@ -58,6 +70,7 @@ STEP_CHECKS: tuple[Check[StepFunction], ...] = (
     Check(coverage.responses, "samples"),
     Check(settings.sampling_settings, "settings"),
     Check(weights.weight_versions, "samples"),
+    Check(weights.optimizer_states, "fields"),
     Check(metrics.metrics_counts, "counts"),
     Check(logprobs.logprobs_policy, "tokens"),
     Check(logprobs.logprobs_update, "tokens"),
@@ -68,8 +81,12 @@ STEP_CHECKS: tuple[Check[StepFunction], ...] = (
     Check(logprobs.logprobs_zero_tail, "samples"),
     Check(logprobs.support, "tokens"),
     Check(logprobs.tp_replicas, "rows"),
+    Check(oracle.oracle, "tokens"),
     Check(trajectory.digest, "hashes"),
 )
+
+PROBE_CHECKS: tuple[Check[StepFunction], ...] = (Check(probe.probe, "rows"),)
+"""Step checks of a run that was asked to record what every op returned."""
 
 VERIFY_CHECKS: tuple[Check[RunFunction], ...] = (
     Check(metrics.two_steps, "steps"),

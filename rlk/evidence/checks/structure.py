@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from rlk.evidence import layout
 from rlk.evidence.checks.tally import Tally
 from rlk.evidence.errors import EvidenceError
-from rlk.evidence.plans import derived_again, derived_record, topology_record
+from rlk.evidence.plans import derived_again, derived_record, probed_roles, topology_record
 from rlk.evidence.record import Record
 from rlk.evidence.schemas import GREEDY_CONVENTION, KL_CONVENTION
 from rlk.evidence.verdict import Failure
+from rlk.plan.faults import injection
 
 
 def files(run: Record, tally: Tally) -> None:
@@ -19,7 +20,7 @@ def files(run: Record, tally: Tally) -> None:
     # The verdict and the seal are made after this check ran once, so they are looked at by their own checks.
     late = {layout.VALIDATION, layout.SUMS}
     plan = run.plan
-    expected = layout.sealed_files(plan.config.steps, plan.engines, plan.ranks) - late
+    expected = layout.sealed_files(plan.config.steps, plan.engines, plan.ranks, probed_roles(plan)) - late
     found = set(run.files) - late
     tally.add(len(expected))
     for name in sorted(expected - found):
@@ -50,6 +51,13 @@ def status(run: Record, tally: Tally) -> None:
     """The run says that it came to its end, without an error."""
     tally.equal(layout.MANIFEST, "status", run.manifest.status, "complete")
     tally.equal(layout.MANIFEST, "error", run.manifest.error, None)
+
+
+def injected(run: Record, tally: Tally) -> None:
+    """No fault was injected on purpose: such a run shows that checks can fail, and never that the program is right."""
+    tally.add()
+    if run.plan.config.inject is not None:
+        tally.fail(injection(run.plan.config.inject).sentence, Failure(where=f"{layout.PLAN}: inject"))
 
 
 def plan(run: Record, tally: Tally) -> None:

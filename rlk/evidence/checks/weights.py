@@ -7,7 +7,8 @@ from collections import Counter
 import numpy as np
 
 from rlk.evidence.checks.tally import Tally
-from rlk.evidence.layout import fingerprint_file
+from rlk.evidence.layout import fingerprint_file, update_file
+from rlk.evidence.program import parameters
 from rlk.evidence.record import Record, StepRecord
 from rlk.evidence.tensors import expected_tensors
 from rlk.evidence.verdict import Failure, Side
@@ -53,6 +54,16 @@ def replicas_agree(run: Record, tally: Tally) -> None:
     for found in run.fingerprints:
         where = fingerprint_file(found.version)
         tally.equal(where, "trainer_replicas_agree", found.trainer_replicas_agree, True)
+
+
+def optimizer_states(run: Record, step: StepRecord, tally: Tally) -> None:
+    """Gradients, masters and both moments are there for every parameter, and all holders of an atom agree."""
+    where, update = update_file(step.step), run.update(step.step)
+    shape = run.plan.shape
+    expected = sorted(parameters(shape.layers, tied=shape.tie_word_embeddings))
+    for name in ("gradients", "masters", "first_moments", "second_moments"):
+        tally.equal(where, name, sorted(getattr(update, name)), expected, step.step)
+    tally.equal(where, "replicas_agree", update.replicas_agree, True, step.step)
 
 
 def weight_versions(run: Record, step: StepRecord, tally: Tally) -> None:

@@ -1,0 +1,54 @@
+"""The element behind a differing fingerprint, where a second run was asked to keep the raw row (`--probe-row`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlk.evidence.place import Place, Side, Word
+from rlk.evidence.probe import Probe
+
+
+def element(place: Place, sides: Sequence[Side]) -> str | None:
+    """The first element of the row that differs between the two words of a place, as a sentence; None where one of the
+    two ranks kept no raw row of this op."""
+    if place.sample is None:
+        return None
+    left, right = _row(place, place.odd, sides), _row(place, place.common, sides)
+    if left is None or right is None or left.shape != right.shape:
+        return None
+    wrong = np.flatnonzero(left != right)
+    if not len(wrong):
+        return None
+    at = int(wrong[0])
+    said = f"{place.odd.sources[0]} {_value(left[at])}, {place.common.sources[0]} {_value(right[at])}"
+    return f"element {at} of {len(left)}: {said} [{len(wrong)} elements of the row]"
+
+
+def _row(place: Place, word: Word, sides: Sequence[Side]) -> NDArray[np.unsignedinteger] | None:
+    """The words of the place's shard (of the whole row, for an op that is not cut) that the first holder kept."""
+    name, _, role = word.sources[0].rpartition(" ")
+    found = [(side, probe) for side in sides if side.name == name for probe in side.probes if probe.role == role]
+    if not found:
+        return None
+    side, probe = found[0]
+    kept = probe.arrays.get(f"row/{side.phase}/{place.op}")
+    if kept is None or not len(kept):
+        return None
+    return _shard(kept[-1], place, side, probe)
+
+
+def _shard(row: NDArray[np.unsignedinteger], place: Place, side: Side, probe: Probe) -> NDArray[np.unsignedinteger]:
+    if place.shard is None:
+        return row
+    shards = probe.arrays[f"{side.phase}/{place.op}"].shape[1]
+    mine: NDArray[np.unsignedinteger] = row.reshape(shards, -1)[place.shard - probe.shard0]
+    return mine
+
+
+def _value(word: np.unsignedinteger) -> str:
+    """A bf16 or fp32 word as its value and its bits."""
+    wide = np.uint32(word) << np.uint32(16) if word.dtype == np.uint16 else np.uint32(word)
+    return f"{wide.view(np.float32)} 0x{int(word):0{2 * word.dtype.itemsize}x}"

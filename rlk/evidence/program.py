@@ -1,0 +1,87 @@
+"""The operations of one pass through the model in the order in which they run: the order in which a probe looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Op:
+    """One recorded output. `sharded`: a fingerprint a virtual shard, else one a row, equal on every rank. `head`: its
+    rows are those that predict a token, else every token of a sequence."""
+
+    name: str
+    sharded: bool
+    head: bool = False
+
+    @property
+    def layer(self) -> int | None:
+        """The layer it belongs to, if any."""
+        parts = self.name.split(".")
+        return int(parts[1]) if parts[0] == "layers" else None
+
+
+_FORWARD = {
+    "input_norm": False, "qkv": True, "q_norm": True, "k_norm": True, "q_rope": True, "k_rope": True,
+    "attention": True, "o_leaves": True, "o": False, "residual": False, "post_norm": False, "gate_up": True,
+    "swiglu": True, "down_leaves": True, "down": False, "output": False,
+}  # fmt: skip
+_BACKWARD = {
+    "d_swiglu": True, "d_gate_up": True, "d_post_norm": False, "d_residual": False, "d_attention": True,
+    "d_q_rope": True, "d_k_rope": True, "d_v": True, "d_qkv": True, "d_input_norm": False, "d_input": False,
+}  # fmt: skip
+
+
+def forward(layers: int, *, leaves: bool = True) -> tuple[Op, ...]:
+    """What a forward pass records. A leaf is one virtual shard's partial of a row-parallel product, before the tree;
+    native operators have none."""
+    kept = [(name, sharded) for name, sharded in _FORWARD.items() if leaves or not name.endswith("_leaves")]
+    return (
+        Op("embedding", sharded=False),
+        *(Op(f"layers.{i}.{name}", sharded) for i in range(layers) for name, sharded in kept),
+        Op("norm", sharded=False),
+        Op("logits", sharded=True, head=True),
+        Op("gathered_logits", sharded=False, head=True),
+    )
+
+
+def backward(layers: int) -> tuple[Op, ...]:
+    """What a canonical backward pass records: the gradient of each output, `d_` and its name."""
+    return (
+        Op("d_logits", sharded=True, head=True),
+        Op("d_norm", sharded=False),
+        Op("d_hidden", sharded=False),
+        *(Op(f"layers.{i}.{name}", sharded) for i in reversed(range(layers)) for name, sharded in _BACKWARD.items()),
+    )
+
+
+FORWARD_PHASES = ("rollout", "score", "update")
+"""Forward passes: of the engines, of the recomputed policy, and of the pass that is differentiated."""
+
+PHASES = (*FORWARD_PHASES, "backward")
+"""Phases that record rows, in the order of a step; the optimizer comes after them."""
+
+STATES = ("grad", "master_in", "m_in", "v_in", "master_out", "m_out", "v_out")
+"""Inputs and outputs of the optimizer, recorded an atom of every stored parameter."""
+
+
+def program(phase: str, layers: int, *, leaves: bool = True) -> tuple[Op, ...]:
+    """The ops of one of PHASES."""
+    return backward(layers) if phase == "backward" else forward(layers, leaves=leaves)
+
+
+def replicated(parameter: str) -> bool:
+    """Whether every tensor-parallel rank keeps the whole of a stored parameter."""
+    return parameter.endswith("norm")
+
+
+def parameters(layers: int, *, tied: bool) -> Iterator[str]:
+    """Stored parameters in name order of the model, as the optimizer keeps them."""
+    yield "embed"
+    for i in range(layers):
+        for name in ("input_norm", "qkv", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down"):
+            yield f"layers.{i}.{name}"
+    yield "norm"
+    if not tied:
+        yield "head"
