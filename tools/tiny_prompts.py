@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 # and one that is wrong: with one greedy sample a prompt, the baseline is the batch's mean. None: either will do.
 CYCLE: tuple[tuple[Kind, bool | None], ...] = (("plain", True), ("worked", None), ("plain", False), ("worked", None))
 PROMPTS = 256
-CANDIDATES: Mapping[Kind, int] = {"plain": 1024, "worked": 640}  # plain ones of middling difficulty are rarer
+CANDIDATES: Mapping[Kind, int] = {"plain": 1536, "worked": 640}  # plain ones of middling difficulty are rarer
 SAMPLES = 8  # at T = 1, and as many again of those that look middling: a second look undoes the luck of the first
 MIDDLING = range(2, 7)  # right answers of the first samples: neither hopeless nor settled
 PROMPT_TOKENS = range(5, 31)

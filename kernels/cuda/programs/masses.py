@@ -102,7 +102,7 @@ def find_cut(rows, tops, counts, temperatures, top_ks, top_ps, cuts, rooms, segm
     k = tl.load(top_ks + row)
     p = tl.load(top_ps + row)
     base = counts + i.to(tl.int64) * ORDERS
-    start = tl.maximum(top, 0)
+    start = tl.where(top < 0, ORDERS, top)  # nothing to walk through in a row that will be refused
     ranked = tl.zeros((), tl.int64)  # tokens ranked before this block, then the mass of the first k
     total = tl.zeros((), tl.int64)
     at = start
@@ -147,7 +147,7 @@ def find_end(logits, rows, counts, cuts, rooms, ends, size, stride, BLOCK: tl.co
     cut = tl.load(cuts + row)
     room = tl.load(rooms + i)
     end = size
-    if room < tl.load(counts + i.to(tl.int64) * ORDERS + cut):
+    if room < tl.load(counts + i.to(tl.int64) * ORDERS + cut, mask=cut < ORDERS, other=0):
         seen = tl.zeros((), tl.int64)
         segment = 0
         while (seen < room) & (segment * BLOCK < size):
