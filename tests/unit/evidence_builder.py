@@ -307,7 +307,7 @@ def _metrics(plan: Plan, number: int, step: Step) -> Metrics:
 
 
 def _oracle(plan: Plan, number: int, step: Step) -> dict[str, np.ndarray]:
-    """An oracle that says what the rollout says, of the tokens that the rule names, whose error at T = 1 is 12 / 256 * (1 - p)."""
+    """An oracle that says what the rollout says; 12 / 256 * (1 - p) is allowed at T = 1."""
     samples = merge([RolloutArrays(**columns) for columns in step.rollouts])
     pairs = looked_at(number, samples.logprobs_by_row(), len(plan.config.samplings))
     rows = np.array([row for row, _ in pairs])
