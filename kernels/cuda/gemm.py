@@ -113,12 +113,12 @@ def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequenc
             raise TypeError(f"a token's row must be contiguous, got strides {t.stride()}")
     edges = torch.tensor(slices, dtype=I64).to(dy.device, non_blocking=True)
     out = dy.new_empty(len(slices), n, k, dtype=F32)
-    t = Tile(32, 32, 16, 1, 1) if launch.INTERPRETED else SLICES
-    grid = (launch.tiles(n, t.rows) * launch.tiles(k, t.columns), len(slices))
+    tile = Tile(32, 32, 16, 1, 1) if launch.INTERPRETED else SLICES
+    grid = (launch.tiles(n, tile.rows) * launch.tiles(k, tile.columns), len(slices))
     launch.run(
         weight_gradients_program, grid, dy, x, edges, out, n, k, dy.stride(0), x.stride(0), SLICES=len(slices[0]),
-        BM=t.rows, BN=t.columns, BT=t.inner, GROUP=8, EVEN_M=n % t.rows == 0, EVEN_N=k % t.columns == 0,
-        warps=t.warps, stages=t.stages,
+        BM=tile.rows, BN=tile.columns, BT=tile.inner, GROUP=8, EVEN_M=n % tile.rows == 0, EVEN_N=k % tile.columns == 0,
+        warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -151,10 +151,10 @@ def product(
     if few:
         a, b, out, m, n = b.transpose(1, 2), a.transpose(1, 2), out.transpose(1, 2), n, m
     launch.run(
-        programs.product, (launch.tiles(m, t.rows) * launch.tiles(n, t.columns), parts), a, b, out, m, n, k,
-        *_strides(a), *_strides(b), *_strides(out), LEAVES=leaves // parts, BM=t.rows, BN=t.columns, BK=t.inner,
-        GROUP=8, EVEN_M=few and m % t.rows == 0, EVEN_N=not few and n % t.columns == 0, EVEN=k % t.inner == 0,
-        CONTINUE=keep, ROUND=out.dtype == BF16, warps=t.warps, stages=t.stages,
+        programs.product, (launch.tiles(m, tile.rows) * launch.tiles(n, tile.columns), parts), a, b, out, m, n, k,
+        *_strides(a), *_strides(b), *_strides(out), LEAVES=leaves // parts, BM=tile.rows, BN=tile.columns, BK=tile.inner,
+        GROUP=8, EVEN_M=few and m % tile.rows == 0, EVEN_N=not few and n % tile.columns == 0, EVEN=k % tile.inner == 0,
+        CONTINUE=keep, ROUND=out.dtype == BF16, warps=tile.warps, stages=tile.stages,
     )  # fmt: skip
 
 

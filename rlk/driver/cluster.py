@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 from ray._private import state as ray_state  # the public listing needs the dashboard, which a run does not start
-from ray._raylet import AuthenticationTokenLoader, Config
+from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.core.generated import common_pb2, gcs_pb2
 
 from rlk.driver.errors import RunError

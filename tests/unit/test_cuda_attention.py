@@ -1,7 +1,7 @@
 """Attention as Triton programs, interpreted: a row depends on itself and its own keys, and gradients on whole slices.
 
-Lengths 1, 63, 64, 65 and 130 lie on both sides of the block of 64 keys and reach a third one; 4 query heads over 2 key heads
-make tiles of 64 rows hold 32 tokens, so that longer sequences have several tiles and short ones share none.
+Lengths 1, 63, 64, 65 and 130 lie on both sides of the block of 64 keys and reach a third one; 4 query heads over 2
+key heads make tiles of 64 rows hold 32 tokens, so that longer sequences have several tiles and short ones share none.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The Triton programs, interpreted on CPU tensors, compute what the CPU forms compute, in the same declared order.
 
-Where only additions, products, divisions and roots occur, CPU and CUDA forms share every bit; where a GPU has its own exp
-or its own chain, they agree to the rounding of the result. Sizes leave remainders in every tile: rows 1 and 13, and 70 on
-the far side of the 64 rows up to which operands are swapped; columns 83; inner lengths that are no multiple of 16. They are
-small because an interpreted program takes milliseconds a tile.
+Where only additions, products, divisions and roots occur, CPU and CUDA forms share every bit; where a GPU has its
+own exp or its own chain, they agree to the rounding of the result. Sizes leave remainders in every tile: rows 1 and
+13, and 70 on the far side of the 64 rows up to which operands are swapped; columns 83; inner lengths that are no
+multiple of 16. They are small because an interpreted program takes milliseconds a tile.
 """
 
 from __future__ import annotations

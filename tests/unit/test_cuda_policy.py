@@ -1,7 +1,7 @@
 """Sampling and scoring as Triton programs, interpreted: supports without a sort are those of a sort, to the last token.
 
-The exponential is the interpreter's (NumPy's fp32), so a reference with the same one must give every integer. 300 logits
-are one segment and 9,000 are three; ties cross the edges of top-k, of the nucleus and of segments.
+The exponential is the interpreter's (NumPy's fp32), so a reference with the same one must give every integer. 300
+logits are one segment and 9,000 are three; ties cross the edges of top-k, of the nucleus and of segments.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def test_reset_reloads_and_forgets_cache(rank: EngineRank) -> None:
     rank.load({})
     rank.commit(1)
     rank.reset(rank.plan.to_json())
-    assert rank._live.calls[-2:] == ["reload", "reset_prefix_cache"]
+    assert rank._live.calls[-3:] == ["reload", "inject", "reset_prefix_cache"]
     assert rank.generate(0, [REQUEST], 0).arrays.weight_version.tolist() == [0]
 
 
