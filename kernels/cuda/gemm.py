@@ -151,10 +151,10 @@ def product(
     if few:
         a, b, out, m, n = b.transpose(1, 2), a.transpose(1, 2), out.transpose(1, 2), n, m
     launch.run(
-        programs.product, (launch.tiles(m, tile.rows) * launch.tiles(n, tile.columns), parts), a, b, out, m, n, k,
-        *_strides(a), *_strides(b), *_strides(out), LEAVES=leaves // parts, BM=tile.rows, BN=tile.columns, BK=tile.inner,
-        GROUP=8, EVEN_M=few and m % tile.rows == 0, EVEN_N=not few and n % tile.columns == 0, EVEN=k % tile.inner == 0,
-        CONTINUE=keep, ROUND=out.dtype == BF16, warps=tile.warps, stages=tile.stages,
+        programs.product, (launch.tiles(m, t.rows) * launch.tiles(n, t.columns), parts), a, b, out, m, n, k,
+        *_strides(a), *_strides(b), *_strides(out), LEAVES=leaves // parts, BM=t.rows, BN=t.columns, BK=t.inner,
+        GROUP=8, EVEN_M=few and m % t.rows == 0, EVEN_N=not few and n % t.columns == 0, EVEN=k % t.inner == 0,
+        CONTINUE=keep, ROUND=out.dtype == BF16, warps=t.warps, stages=t.stages,
     )  # fmt: skip
 
 

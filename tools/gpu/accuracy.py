@@ -15,41 +15,41 @@ from tools.gpu.report import Report
 ALLOWED = 1.05
 
 
-def compare(report: Report, name: str, ours: torch.Tensor, ordinary: torch.Tensor, exact: torch.Tensor) -> None:
+def _compare(report: Report, name: str, ours: torch.Tensor, ordinary: torch.Tensor, exact: torch.Tensor) -> None:
     a, b = rms(ours, exact), rms(ordinary, exact)
     report.add(name, a <= ALLOWED * b, rms_error=a, ordinary_rms_error=b, ratio=a / b if b else math.inf)
 
 
 def run(report: Report) -> None:
     """All ops; each part is an entry of its own if it fails."""
-    for part in (products, gradients, attention_rows, norms, swiglu, probabilities):
-        report.check(f"{part.__name__} ran", lambda p=part: p(report))
+    for part in (_products, _gradients, _attention_rows, _norms, _swiglu, _probabilities):
+        report.check(f"{part.__name__[1:]} ran", lambda p=part: p(report))
 
 
-def products(report: Report) -> None:
+def _products(report: Report) -> None:
     for m in (16, 2048):
         x, w = normal(m, 4096, seed=1), normal(6144, 4096, seed=2, scale=1 / 64)
         exact = x.double() @ w.double().t()
-        compare(report, f"column product, M {m}", gemm.linear(x, gemm.prepare(w)), x @ w.t(), exact)
+        _compare(report, f"column product, M {m}", gemm.linear(x, gemm.prepare(w)), x @ w.t(), exact)
         w = normal(8, 4096, 1536, seed=3, scale=1 / 110)
         x, whole = normal(m, 8, 1536, seed=4), w.transpose(0, 1).reshape(4096, -1)
         exact = x.flatten(1).double() @ whole.double().t()
         ours = gemm.round_bf16(gemm.row_leaves(x, gemm.prepare(w)))
-        compare(report, f"row product, M {m}", ours, x.flatten(1) @ whole.t(), exact)
+        _compare(report, f"row product, M {m}", ours, x.flatten(1) @ whole.t(), exact)
 
 
-def gradients(report: Report) -> None:
+def _gradients(report: Report) -> None:
     dy, w, x = normal(1024, 8, 768, seed=5), normal(8, 768, 4096, seed=6, scale=1 / 64), normal(1024, 4096, seed=7)
     flat = dy.flatten(1)
     exact = flat.double() @ w.flatten(0, 1).double()
     ours = gemm.round_bf16(gemm.column_input_leaves(dy, w))
-    compare(report, "column input gradient", ours, flat @ w.flatten(0, 1), exact)
+    _compare(report, "column input gradient", ours, flat @ w.flatten(0, 1), exact)
     slices = [[(i * 128, (i + 1) * 128) for i in range(8)]]
     exact = flat.double().t() @ x.double()
-    compare(report, "weight gradient", gemm.weight_gradients(flat, x, slices)[0], flat.t() @ x, exact)
+    _compare(report, "weight gradient", gemm.weight_gradients(flat, x, slices)[0], flat.t() @ x, exact)
 
 
-def attention_rows(report: Report) -> None:
+def _attention_rows(report: Report) -> None:
     n, heads, kv_heads, d = 2048, 32, 8, 128
     q, k, v = (normal(n, h, d, seed=s) for s, h in ((8, heads), (9, kv_heads), (10, kv_heads)))
     dout, ends = normal(n, heads, d, seed=11), torch.tensor([0, n], device=DEVICE)
@@ -69,10 +69,10 @@ def attention_rows(report: Report) -> None:
     ours = (out, dq, dk, gemm.round_bf16(dkv[:, 1]))
     exact = sdpa(torch.float64)
     for name, found, ordinary, true in zip(("out", "dq", "dk", "dv"), ours, sdpa(torch.bfloat16), exact, strict=True):
-        compare(report, f"attention {name}", found, ordinary, true)
+        _compare(report, f"attention {name}", found, ordinary, true)
 
 
-def norms(report: Report) -> None:
+def _norms(report: Report) -> None:
     x, w, dy = normal(512, 4096, seed=12), normal(4096, seed=13), normal(512, 4096, seed=14)
 
     def ordinary(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -84,10 +84,10 @@ def norms(report: Report) -> None:
     ours = (y, pointwise.rmsnorm_backward(dy, x, w, rstd))
     pairs = zip(("forward", "backward"), ours, ordinary(torch.bfloat16), ordinary(torch.float64), strict=True)
     for name, found, theirs, exact in pairs:
-        compare(report, f"rmsnorm {name}", found, theirs, exact)
+        _compare(report, f"rmsnorm {name}", found, theirs, exact)
 
 
-def swiglu(report: Report) -> None:
+def _swiglu(report: Report) -> None:
     gate_up, dy = normal(512, 1, 2 * 1536, seed=15, scale=2), normal(512, 1, 1536, seed=16)
 
     def ordinary(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -99,10 +99,10 @@ def swiglu(report: Report) -> None:
     ours = (pointwise.swiglu(gate_up), pointwise.swiglu_backward(dy, gate_up))
     pairs = zip(("forward", "backward"), ours, ordinary(torch.bfloat16), ordinary(torch.float64), strict=True)
     for name, found, theirs, exact in pairs:
-        compare(report, f"swiglu {name}", found, theirs, exact)
+        _compare(report, f"swiglu {name}", found, theirs, exact)
 
 
-def probabilities(report: Report) -> None:
+def _probabilities(report: Report) -> None:
     vocab, rows = 151_936, 64
     logits, tokens = normal(rows, vocab, seed=17, scale=3), torch.arange(rows, device=DEVICE) * 2000
     params = RowParams.build([(0.7, 1.0, -1)] * rows, vocab).to(DEVICE)
@@ -115,6 +115,6 @@ def probabilities(report: Report) -> None:
         return logprob.detach(), torch.autograd.grad((logprob * coefficients.to(dtype)).sum(), a)[0]
 
     theirs, exact = ordinary(torch.float32), ordinary(torch.float64)
-    compare(report, "log-probability", policy.score_rows(logits, params, tokens)[0], theirs[0], exact[0])
+    _compare(report, "log-probability", policy.score_rows(logits, params, tokens)[0], theirs[0], exact[0])
     found = policy.score_backward(logits, params, tokens, coefficients)
-    compare(report, "log-probability backward", found, theirs[1].to(torch.bfloat16), exact[1])
+    _compare(report, "log-probability backward", found, theirs[1].to(torch.bfloat16), exact[1])

@@ -45,6 +45,7 @@ SMALL = Model("qwen3-0.6b", 1024, 16, 8, 128, 3072)
 
 
 def normal(*shape: int, seed: int, scale: float = 1.0) -> torch.Tensor:
+    """bf16 values as activations and weights have them."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
     return (torch.randn(shape, generator=generator, device=DEVICE) * scale).to(torch.bfloat16)
 
@@ -67,6 +68,7 @@ def moved(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 def equal(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Raises AssertionError with the count unless every byte is equal."""
     count = moved(found, expected)
     if count:
         raise AssertionError(f"{what}: {count} of {found.numel()} elements differ")

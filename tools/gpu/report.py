@@ -23,9 +23,11 @@ class Report:
 
     @property
     def failed(self) -> list[str]:
+        """Names of the entries that did not pass."""
         return [f"{e['step']}: {e['name']}" for e in self.data["entries"] if e["passed"] is False]
 
     def add(self, name: str, passed: bool | None, **facts: Any) -> None:
+        """Notes one entry."""
         entry = {"step": self.step, "name": name, "passed": passed, **facts}
         self.data["entries"].append(entry)
         self.write()
@@ -46,10 +48,12 @@ class Report:
         self.add(name, passed, seconds=round(time.monotonic() - start, 2), **facts)
 
     def set(self, key: str, value: Any) -> None:
+        """Notes a fact of the whole run."""
         self.data[key] = value
         self.write()
 
     def write(self) -> None:
+        """Writes the file; a reader never sees half of it."""
         self.data["seconds"] = round(time.monotonic() - self.started, 1)
         self.data["failed"] = self.failed
         partial = self.path.with_suffix(".partial")
