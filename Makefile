@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_OPTIONS ?=
 REQUIREMENTS := $(filter-out requirements/mutants.txt,$(wildcard requirements/*.txt))
 
-.PHONY: setup verify test faults mutants lint clean
+.PHONY: test-cuda setup verify test faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -39,6 +39,11 @@ mutants: setup
 	test -x build/mutants-venv/bin/python || $(PYTHON) -m venv build/mutants-venv
 	build/mutants-venv/bin/python -m pip install --quiet -r requirements/mutants.txt
 	build/mutants-venv/bin/python tools/mutants.py --python $(CURDIR)/$(BIN)/python $(ONLY)
+
+# The CUDA forms under Triton's interpreter, and their compilation for Hopper: no GPU needed, minutes.
+test-cuda: setup
+	$(PIP) --no-deps triton==3.6.0
+	$(BIN)/python -m pytest tests/unit -k cuda
 
 lint: setup
 	$(BIN)/ruff check .

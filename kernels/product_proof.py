@@ -109,7 +109,8 @@ def _weight_gradient(p: Product, dy: torch.Tensor, x: torch.Tensor) -> None:
 
 def check_trees(probe_rows: Callable[[int, int, torch.device], torch.Tensor], device: torch.device) -> None:
     """Products that sum leaves themselves give the tree over plain chains, whoever holds how many of them."""
-    x, w = (probe_rows(n, VIRTUAL * 32, device).view(n, VIRTUAL, 32) for n in (70, 48))
+    k, n = (32, 48) if device.type == "cpu" else (128, 256)
+    x, w = (probe_rows(rows, VIRTUAL * k, device).view(rows, VIRTUAL, k) for rows in (70, n))
     shards = w.transpose(0, 1).contiguous()
     chains = torch.stack([_chain(x[:, s].contiguous(), shards[s]) for s in range(VIRTUAL)])
     for held in (1, 2, 4, 8):

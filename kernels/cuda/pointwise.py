@@ -16,6 +16,10 @@ WIDE = 512
 """From here a row gets a program of its own (hidden states); below, eight share one (heads)."""
 
 
+FEW = 512
+"""Rows of hidden states up to which a device is not filled by one warp each."""
+
+
 def describe() -> str:
     """Which implementation runs."""
     return f"{launch.PLACE}: Triton"
@@ -24,9 +28,12 @@ def describe() -> str:
 def _norm_shape(rows: int, n: int) -> tuple[tuple[int, ...], dict[str, int]]:
     """Grid and tile of a norm: free, since the order of a row's sum is written out."""
     per = 1 if n >= WIDE else 8
-    step = min(16, launch.tiles(n, 16))
-    constants = {"N": n, "ROWS": per, "STEP": step, "BLOCK": min(BLOCK, launch.power(n))}
-    return (launch.tiles(rows, per),), {**constants, "warps": 1 if per == 1 else 4}
+    constants = {"N": n, "ROWS": per, "STEP": min(32, launch.tiles(n, 16)), "BLOCK": min(4 * BLOCK, launch.power(n))}
+    # A wide row is one warp's where there are many, several warps' where there are few and latency is all.
+    warps = 1 if per == 1 and rows > FEW else 4
+    if warps == 1:
+        constants["BLOCK"] = min(BLOCK, constants["BLOCK"])
+    return (launch.tiles(rows, per),), {**constants, "warps": warps}
 
 
 def rmsnorm(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,7 +83,7 @@ def rmsnorm_gains(
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """See rlk.kernels.pointwise."""
     out, n = torch.empty_like(take(a, BF16)), a.numel()
-    launch.run(elementwise.add, (launch.tiles(n, BLOCK),), a, take(b, BF16), out, n, BLOCK=BLOCK)
+    launch.run(elementwise.add, (launch.tiles(n, BLOCK),), a, take(b, BF16), out, n, BLOCK=BLOCK, EVEN=n % BLOCK == 0)
     return out
 
 
@@ -95,19 +102,24 @@ def swiglu(gate_up: torch.Tensor) -> torch.Tensor:
     """See rlk.kernels.pointwise."""
     t, s, f2 = gate_up.shape
     y = gate_up.new_empty(t, s, f2 // 2)
-    n = y.numel()
-    launch.run(elementwise.swiglu, (launch.tiles(n, BLOCK),), take(gate_up, BF16), y, n, F=f2 // 2, BLOCK=BLOCK)
+    grid, constants = _column_blocks(t * s, f2 // 2)
+    launch.run(elementwise.swiglu, grid, take(gate_up, BF16), y, **constants)
     return y
 
 
 def swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     """See rlk.kernels.pointwise."""
-    d, n = torch.empty_like(take(gate_up, BF16)), dy.numel()
-    launch.run(
-        elementwise.swiglu_backward, (launch.tiles(n, BLOCK),), take(dy, BF16), gate_up, d, n, F=gate_up.shape[2] // 2,
-        BLOCK=BLOCK,
-    )  # fmt: skip
+    t, s, f = dy.shape
+    d = torch.empty_like(take(gate_up, BF16))
+    grid, constants = _column_blocks(t * s, f)
+    launch.run(elementwise.swiglu_backward, grid, take(dy, BF16), gate_up, d, **constants)
     return d
+
+
+def _column_blocks(rows: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+    """A grid of rows and blocks of columns that divide the width where they can."""
+    block = next((b for b in (1024, 512, 256, 128) if width % b == 0), BLOCK)
+    return (rows, launch.tiles(width, block)), {"F": width, "BLOCK": block, "warps": max(1, block // 256)}
 
 
 def embedding_leaf(dx: torch.Tensor, rows: torch.Tensor, height: int) -> torch.Tensor:

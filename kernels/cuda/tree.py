@@ -31,5 +31,5 @@ def _sum(leaves: torch.Tensor, out: torch.Tensor) -> None:
     n = out.numel()
     launch.run(
         tree_sum, (launch.tiles(n, BLOCK),), leaves, out, n, LEAVES=leaves.shape[0], BLOCK=BLOCK,
-        ROUND=out.dtype == torch.bfloat16,
+        EVEN=n % BLOCK == 0, ROUND=out.dtype == torch.bfloat16,
     )  # fmt: skip

@@ -29,7 +29,8 @@ MANY: dict[str, Any] = {"mix": "3,4", "max_response_len": 48, "samples": 4}
 NEEDS: dict[str, dict[str, Any]] = {
     "left-to-right": MANY,
     "split-k": MANY,
-    "wrong-key": {"mix": "1.5,2"},
+    "wrong-key": MANY,
+    "no-truncation-both": {"mix": "1/0.5,1.3/0.6"},
     "ties-kept": {"mix": "2/1/20,2/1/40,3/1/60"},
     "top-p-first": {"mix": "2/0.9/6,1.5/0.8/4"},
     "pages-reused": {"mix": "2"},

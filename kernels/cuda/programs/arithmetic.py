@@ -15,6 +15,12 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
 @triton.jit
+def real(i, size, EVEN: tl.constexpr):
+    """Which indices exist. EVEN, said by the caller: all of them. A comparison with an unknown size narrows accesses."""
+    return tl.full(i.shape, 1, tl.int1) if EVEN else i < size
+
+
+@triton.jit
 def widen(x):
     """bf16 to fp32, exactly. The interpreter's own conversion loses subnormals."""
     if INTERPRETED:

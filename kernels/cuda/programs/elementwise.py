@@ -6,14 +6,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rlk.kernels.cuda.programs.arithmetic import round_bf16, widen
+from rlk.kernels.cuda.programs.arithmetic import real, round_bf16, widen
 
 
 @triton.jit(do_not_specialize=["n"])
-def add(a, b, out, n, BLOCK: tl.constexpr):
-    """out = a + b."""
+def add(a, b, out, n, BLOCK: tl.constexpr, EVEN: tl.constexpr):
+    """out = a + b. EVEN: BLOCK divides n."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
+    inside = real(i, n, EVEN)
     total = widen(tl.load(a + i, mask=inside, other=0.0)) + widen(tl.load(b + i, mask=inside, other=0.0))
     tl.store(out + i, round_bf16(total), mask=inside)
 
@@ -41,26 +41,28 @@ def sigmoid(g):
     return tl.div_rn(tl.full(g.shape, 1.0, tl.float32), 1.0 + tl.exp(0.0 - g))
 
 
-@triton.jit(do_not_specialize=["n"])
-def swiglu(gate_up, y, n, F: tl.constexpr, BLOCK: tl.constexpr):
-    """silu(gate) * up of n results; a row of gate_up is [gate | up], F each."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    at = gate_up + i // F * (2 * F) + i % F
+@triton.jit
+def swiglu(gate_up, y, F: tl.constexpr, BLOCK: tl.constexpr):
+    """silu(gate) * up; a row of gate_up is [gate | up], F each. Grid: rows, blocks of columns."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = real(c, F, F % BLOCK == 0)
+    at = gate_up + row * (2 * F) + c
     g = widen(tl.load(at, mask=inside, other=0.0))
     u = widen(tl.load(at + F, mask=inside, other=0.0))
-    tl.store(y + i, round_bf16((g * sigmoid(g)) * u), mask=inside)
+    tl.store(y + row * F + c, round_bf16((g * sigmoid(g)) * u), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"])
-def swiglu_backward(dy, gate_up, d, n, F: tl.constexpr, BLOCK: tl.constexpr):
-    """Gradients of gate and up, in the layout of gate_up."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < n
-    at = i // F * (2 * F) + i % F
+@triton.jit
+def swiglu_backward(dy, gate_up, d, F: tl.constexpr, BLOCK: tl.constexpr):
+    """Gradients of gate and up, in the layout of gate_up. Grid: rows, blocks of columns."""
+    row = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = real(c, F, F % BLOCK == 0)
+    at = row * (2 * F) + c
     g = widen(tl.load(gate_up + at, mask=inside, other=0.0))
     u = widen(tl.load(gate_up + at + F, mask=inside, other=0.0))
-    e = widen(tl.load(dy + i, mask=inside, other=0.0))
+    e = widen(tl.load(dy + row * F + c, mask=inside, other=0.0))
     s = sigmoid(g)
     tl.store(d + at, round_bf16((e * u) * (s + (g * s) * (1.0 - s))), mask=inside)
     tl.store(d + at + F, round_bf16(e * (g * s)), mask=inside)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rlk.kernels.cuda.programs.arithmetic import dot, hold, round_bf16
+from rlk.kernels.cuda.programs.arithmetic import dot, hold, real, round_bf16
 
 
 @triton.jit
@@ -28,12 +28,6 @@ def place(m, n, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
 def within(i, size, EVEN: tl.constexpr):
     """Indices that may be read: those past the end wrap around. EVEN: there are none, so wide loads are possible."""
     return i if EVEN else i % size
-
-
-@triton.jit
-def real(i, size, EVEN: tl.constexpr):
-    """Which indices exist. A comparison with a size that is not known to be even would keep stores from being wide."""
-    return tl.full(i.shape, 1, tl.int1) if EVEN else i < size
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rlk.kernels.cuda.programs.arithmetic import round_bf16
+from rlk.kernels.cuda.programs.arithmetic import real, round_bf16
 
 
 @triton.jit
@@ -22,11 +22,11 @@ def four(x, i, n, inside):
 
 
 @triton.jit(do_not_specialize=["n"])
-def tree_sum(x, out, n, LEAVES: tl.constexpr, BLOCK: tl.constexpr, ROUND: tl.constexpr):
-    """out [n] of leaves x [LEAVES, n] fp32, LEAVES of 1, 2, 4 or 8; ROUND stores bf16."""
+def tree_sum(x, out, n, LEAVES: tl.constexpr, BLOCK: tl.constexpr, EVEN: tl.constexpr, ROUND: tl.constexpr):
+    """out [n] of leaves x [LEAVES, n] fp32, LEAVES of 1, 2, 4 or 8; EVEN: BLOCK divides n; ROUND stores bf16."""
     size = tl.cast(n, tl.int64)
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < size
+    inside = real(i, size, EVEN)
     if LEAVES == 1:
         total = tl.load(x + i, mask=inside, other=0.0)
     elif LEAVES == 2:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rlk.kernels.cuda.programs.arithmetic import dot, hold
-from rlk.kernels.cuda.programs.gemm import place, real, within
+from rlk.kernels.cuda.programs.arithmetic import dot, hold, real
+from rlk.kernels.cuda.programs.gemm import place, within
 
 
 @triton.jit
