@@ -16,7 +16,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def real(i, size, EVEN: tl.constexpr):
-    """Which indices exist. EVEN, said by the caller: all of them. A comparison with an unknown size narrows accesses."""
+    """Which indices exist. EVEN: all of them, says the caller; comparing with a size would narrow the accesses."""
     return tl.full(i.shape, 1, tl.int1) if EVEN else i < size
 
 
