@@ -62,17 +62,13 @@ class PromptSet:
         return Prompt(len(self.prompts), tokens, str(label))
 
     def batch(self, step: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts of a step: each epoch visits all of them once, in an order that the seed and the epoch decide."""
-        size, out = len(self.prompts), []
-        for place in range(step * count, (step + 1) * count):
-            epoch, index = divmod(place, size)
-            out.append(self.prompts[self._order(epoch, seed)[index]])
-        return out
+        """The prompts of a step: the file's order, round and round, from a place that the seed decides.
 
-    def _order(self, epoch: int, seed: int) -> list[int]:
-        order = list(range(len(self.prompts)))
-        random.Random(f"{seed}/{epoch}").shuffle(order)
-        return order
+        Neighbours stay neighbours, since a file may be laid out so that each step meets every kind of prompt.
+        """
+        size = len(self.prompts)
+        first = random.Random(seed).randrange(size) + step * count
+        return [self.prompts[place % size] for place in range(first, first + count)]
 
     def reward(self, prompt: Prompt, response: Sequence[int]) -> float:
         """1 for an exact match of the answer, else 0."""
