@@ -27,7 +27,7 @@ from tests.unit.tiny import SHAPE, profile
 Report = Callable[[Fault, str, Validation], None]
 MANY: dict[str, Any] = {"mix": "3,4", "max_response_len": 48, "samples": 4}
 NEEDS: dict[str, dict[str, Any]] = {
-    "left-to-right": MANY,
+    "left-to-right": {**MANY, "seed": 6},
     "split-k": MANY,
     "wrong-key": MANY,
     "no-truncation-both": {"mix": "1/0.5,1.3/0.6"},
