@@ -41,6 +41,12 @@ def row_leaves(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
     return cast(torch.Tensor, form("gemm", x).leaves_sum(x, prepared))
 
 
+def row_linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
+    """`row_leaves` of all eight shards, and its one rounding: a row-parallel product where one rank holds all of it.
+    Returns [M, N] bf16."""
+    return cast(torch.Tensor, form("gemm", x).row_linear(x, prepared))
+
+
 def input_gradient(dy: torch.Tensor, w: torch.Tensor, into: torch.Tensor | None = None) -> torch.Tensor:
     """dy [M, N] bf16 times a weight [N, K] bf16 as stored: a chain over N. Returns [M, K] fp32.
 

@@ -85,11 +85,14 @@ def _row(p: Product, w: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, counts:
     leaves = torch.stack([_chain(x[:, s].contiguous(), w[s]) for s in range(p.shards)])
     _sensitive(p, leaves[0], _chain(x[:64, 0].flip(1), w[0].flip(1)))
     subtree, prepared = tree_sum(leaves), gemm.prepare(w)
+    whole = gemm.round_bf16(subtree) if p.shards == VIRTUAL else None
     if p.backward:
         chains = torch.stack([_chain(dy, w[s].t().contiguous()) for s in range(p.shards)], 1)
         rounded = gemm.round_bf16(chains)
     for m in counts:
         _same(p, m, "forward", gemm.row_leaves(x[:m], prepared), subtree[:m])
+        if whole is not None:
+            _same(p, m, "rounded forward", gemm.row_linear(x[:m], prepared), whole[:m])
         if p.backward:
             _same(p, m, "input gradient", gemm.row_inputs(dy[:m], w), rounded[:m])
     if p.backward:

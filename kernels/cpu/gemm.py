@@ -53,6 +53,11 @@ def leaves_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return tree_sum(torch.stack([chain(a[:, s], shard, None) for s, shard in enumerate(b)]))
 
 
+def row_linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
+    """See rlk.kernels.gemm."""
+    return round_bf16(leaves_sum(x, prepared))
+
+
 def row_inputs(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """See rlk.kernels.gemm."""
     return torch.stack([linear(dy, shard) for shard in w], 1)

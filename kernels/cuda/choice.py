@@ -21,8 +21,8 @@ CHOICES = {
         "triton": "Triton",
     },
     "RLK_TREE": {
-        "triton": "Triton, leaves summed in registers",
         "cublas": "cuBLAS, split-K off, a product a leaf, tree by our kernel",
+        "triton": "Triton, leaves summed in registers",
     },
 }
 """RLK_GEMM: products that are one chain. RLK_TREE: products that are a tree over the leaves of virtual shards."""

@@ -33,11 +33,12 @@ class Tile:
 
 
 MANY = Tile(128, 128, 64, 8, 3)
-MANY_TREE = Tile(128, 64, 64, 8, 3)
-"""128 x 128 holds four partials of 64 registers at most; half of that holds a whole tree of eight leaves."""
+MANY_TREE = Tile(128, 128, 64, 8, 3, 4)
+"""A tile of 128 x 128 holds the partials of four leaves at most."""
 FEW_TREE_LEAVES = 1
 """Few rows are few programs: a leaf each keeps all processors busy."""
-SLICES = Tile(128, 64, 32, 8, 3)
+SLICES = Tile(128, 128, 32, 8, 3)
+"""Weight gradients: tokens are the inner axis, and short; with four partials it just fits in the registers."""
 
 
 def tile_of(rows: int, leaves: int) -> Tile:
@@ -86,22 +87,38 @@ def linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
 
 
 def row_inputs(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """See rlk.kernels.gemm."""
-    shards, _, k = w.shape
-    return torch.stack([linear(dy, w[s]) for s in range(shards)], 1).view(-1, shards, k)
+    """See rlk.kernels.gemm. Each shard's product is written where it belongs."""
+    _operands(dy, w)
+    (m, _), (shards, _, k) = dy.shape, w.shape
+    out = dy.new_empty(m, shards, k)
+    for s in range(shards):
+        if choice.chosen("RLK_GEMM") == "cublas":
+            torch.mm(dy, w[s], out=out[:, s])
+        else:
+            out[:, s] = linear(dy, w[s])
+    return out
 
 
 def leaves_sum(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a [M, S, K] times b [S, K, N]: a leaf a shard, the tree over the S leaves; fp32 [M, N]."""
+    return tree(_leaves(a, b), F32)
+
+
+def row_linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
+    """See rlk.kernels.gemm: the rounding belongs to the kernel that finishes the tree."""
+    return tree(_leaves(x, prepared), BF16)
+
+
+def _leaves(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Partials [P, M, N] fp32 over which only the tree is left."""
+    _operands(a, b)
     (m, shards, _), n = a.shape, b.shape[2]
-    left = launch.take(a, BF16, contiguous=False).transpose(0, 1)
-    launch.take(b, BF16, contiguous=False)
+    left = a.transpose(0, 1)
     if choice.chosen("RLK_TREE") == "cublas":
-        return tree(torch.bmm(left, b, out_dtype=F32))
-    each = min(tile_of(m, shards).leaves, shards)
-    out = a.new_empty(shards // each, m, n, dtype=F32)
+        return torch.bmm(left, b, out_dtype=F32)
+    out = a.new_empty(shards // min(tile_of(m, shards).leaves, shards), m, n, dtype=F32)
     product(left, b, out)
-    return tree(out)
+    return out
 
 
 def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
@@ -115,11 +132,14 @@ def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequenc
     out = dy.new_empty(len(slices), n, k, dtype=F32)
     tile = Tile(32, 32, 16, 1, 1) if launch.INTERPRETED else SLICES
     grid = (launch.tiles(n, tile.rows) * launch.tiles(k, tile.columns), len(slices))
-    launch.run(
-        weight_gradients_program, grid, dy, x, edges, out, n, k, dy.stride(0), x.stride(0), SLICES=len(slices[0]),
-        BM=tile.rows, BN=tile.columns, BT=tile.inner, GROUP=8, EVEN_M=n % tile.rows == 0, EVEN_N=k % tile.columns == 0,
-        warps=tile.warps, stages=tile.stages,
-    )  # fmt: skip
+    even = {"EVEN_M": n % tile.rows == 0, "EVEN_N": k % tile.columns == 0}
+    for first in range(0, edges.shape[1], 4):
+        part = edges[:, first : first + 4]
+        launch.run(
+            weight_gradients_program, grid, dy, x, part, out, n, k, dy.stride(0), x.stride(0), edges.stride(0),
+            SLICES=part.shape[1], BM=tile.rows, BN=tile.columns, BT=tile.inner, GROUP=8, **even, ADD=first > 0,
+            warps=tile.warps, stages=tile.stages,
+        )  # fmt: skip
     return out
 
 

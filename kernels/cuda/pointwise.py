@@ -14,8 +14,6 @@ BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
 BLOCK = 1024
 WIDE = 512
 """From here a row gets a program of its own (hidden states); below, eight share one (heads)."""
-
-
 FEW = 512
 """Rows of hidden states up to which a device is not filled by one warp each."""
 
@@ -25,22 +23,22 @@ def describe() -> str:
     return f"{launch.PLACE}: Triton"
 
 
-def _norm_shape(rows: int, n: int) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Grid and tile of a norm: free, since the order of a row's sum is written out."""
+def _norm_shape(rows: int, n: int, step: int) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Grid and tile of a norm: free, since the order of a row's sum is written out.
+
+    A wide row is one warp's where there are many, and four warps' where there are few and latency is all.
+    """
     per = 1 if n >= WIDE else 8
-    constants = {"N": n, "ROWS": per, "STEP": min(32, launch.tiles(n, 16)), "BLOCK": min(4 * BLOCK, launch.power(n))}
-    # A wide row is one warp's where there are many, several warps' where there are few and latency is all.
     warps = 1 if per == 1 and rows > FEW else 4
-    if warps == 1:
-        constants["BLOCK"] = min(BLOCK, constants["BLOCK"])
-    return (launch.tiles(rows, per),), {**constants, "warps": warps}
+    constants = {"N": n, "ROWS": per, "STEP": min(step, launch.tiles(n, 16)), "warps": warps}
+    return (launch.tiles(rows, per),), {**constants, "BLOCK": min(BLOCK * warps, launch.power(n))}
 
 
 def rmsnorm(x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """See rlk.kernels.pointwise."""
     rows, n = x.numel() // x.shape[-1], x.shape[-1]
     y, rstd = torch.empty_like(take(x, BF16)), x.new_empty(rows, dtype=F32)
-    grid, constants = _norm_shape(rows, n)
+    grid, constants = _norm_shape(rows, n, 32)
     launch.run(norm.rmsnorm, grid, x, take(w, BF16), y, rstd, eps, rows, **constants)
     return y, rstd
 
@@ -51,7 +49,7 @@ def rmsnorm_backward(
     """See rlk.kernels.pointwise."""
     dx = torch.empty_like(take(x, BF16))
     joined = take(dy, BF16) if residual is None else take(residual, BF16)  # an address that is not read
-    grid, constants = _norm_shape(rstd.numel(), x.shape[-1])
+    grid, constants = _norm_shape(rstd.numel(), x.shape[-1], 16)
     launch.run(
         norm.rmsnorm_backward, grid, dy, x, take(w, BF16), take(rstd, F32), joined, dx, rstd.numel(), **constants,
         JOIN=residual is not None,

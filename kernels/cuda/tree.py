@@ -10,20 +10,18 @@ from rlk.kernels.cuda.programs.tree import tree_sum
 BLOCK = 1024
 
 
-def tree(leaves: torch.Tensor) -> torch.Tensor:
-    """The tree over the first axis of leaves [1, 2, 4 or 8, ...] fp32, contiguous."""
-    if leaves.shape[0] == 1:
+def tree(leaves: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The tree over the first axis of leaves [1, 2, 4 or 8, ...] fp32, contiguous; bf16 is rounded once."""
+    if leaves.shape[0] == 1 and dtype == torch.float32:
         return leaves[0]
-    out = torch.empty_like(leaves[0])
+    out = torch.empty_like(leaves[0], dtype=dtype)
     _sum(leaves, out)
     return out
 
 
 def round_bf16(x: torch.Tensor) -> torch.Tensor:
     """One rounding to nearest even; a zero comes out positive."""
-    out = torch.empty_like(x, dtype=torch.bfloat16)
-    _sum(x[None], out)
-    return out
+    return tree(x[None], torch.bfloat16)
 
 
 def _sum(leaves: torch.Tensor, out: torch.Tensor) -> None:

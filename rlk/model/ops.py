@@ -73,6 +73,8 @@ class CanonicalOps:
 
     def row(self, x: torch.Tensor, w: torch.Tensor, tp: Collective, stage: str) -> torch.Tensor:
         """See Ops. One leaf a virtual shard, the tree, one rounding; partials travel as fp32."""
+        if tp.size == 1:
+            return gemm.row_linear(x, w)
         return gemm.round_bf16(tree_all_reduce(gemm.row_leaves(x, w)[None], tp, stage))
 
     def rmsnorm(self, x: torch.Tensor, w: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 from torch.nn import functional
-from triton.testing import do_bench
+from triton.testing import do_bench, do_bench_cudagraph
 
 from rlk.kernels import attention, gemm, pointwise, policy, state
 from rlk.kernels.cuda import gemm as cuda_gemm
@@ -55,6 +55,12 @@ def _measure(report: Report, name: str, ordinary: Call | None, ours: dict[str, C
     report.add(name, None, **times)
 
 
+def _in_graph(report: Report, name: str, ours: dict[str, Call]) -> None:
+    """As a decode step runs them: no launch overhead, but weights that the L2 may hold."""
+    times = {f"{k}_us": round(float(do_bench_cudagraph(c, return_mode="median")) * 1e3, 1) for k, c in ours.items()}
+    report.add(f"{name}, in a graph", None, **times)
+
+
 def _with(names: dict[str, str], call: Call) -> Call:
     def measured() -> Any:
         with chosen(**names):
@@ -84,16 +90,18 @@ TREE_TILES = {
 def _tree_with(x: torch.Tensor, p: torch.Tensor, tile: Tile, each: int) -> torch.Tensor:
     out = torch.empty(8 // each, x.shape[0], p.shape[2], device=DEVICE)
     cuda_gemm.product(x.transpose(0, 1), p, out, tile=tile)
-    return cuda_gemm.round_bf16(cuda_gemm.tree(out))
+    return cuda_gemm.tree(out, torch.bfloat16)
 
 
 def _row_product(report: Report, m: int, name: str, k: int) -> None:
     x, w = normal(m, 8, k, seed=3), normal(8, 4096, k, seed=4, scale=1 / 64)
     p, flat, whole = gemm.prepare(w), x.flatten(1), w.transpose(0, 1).reshape(4096, -1)
-    ours = {c: _with({"RLK_TREE": c}, lambda: gemm.round_bf16(gemm.row_leaves(x, p))) for c in ("triton", "cublas")}
+    ours = {c: _with({"RLK_TREE": c}, lambda: gemm.row_linear(x, p)) for c in ("cublas", "triton")}
     if m > 64:
         ours |= {key: partial(_tree_with, x, p, *cut) for key, cut in TREE_TILES.items()}
     _measure(report, f"row product {name}, M {m}", lambda: torch.mm(flat, whole.t()), ours)
+    if m <= 64:
+        _in_graph(report, f"row product {name}, M {m}", {**ours, "ordinary": lambda: torch.mm(flat, whole.t())})
 
 
 def _column_input(report: Report, m: int, name: str, n: int) -> None:
@@ -120,7 +128,7 @@ def _weight_gradient(report: Report, samples: int, length: int) -> None:
         with mock.patch.object(cuda_gemm, "SLICES", tile):
             return gemm.weight_gradients(dy, x, slices)
 
-    tiles = (cuda_gemm.SLICES, Tile(128, 64, 64, 8, 3), Tile(64, 128, 32, 8, 3), Tile(64, 64, 32, 4, 4))
+    tiles = (cuda_gemm.SLICES, Tile(128, 128, 64, 8, 3), Tile(128, 64, 64, 8, 3), Tile(64, 64, 32, 4, 4))
     variants = {f"{c.rows}x{c.columns}x{c.inner}": partial(ours, c) for c in tiles}
     name = f"weight gradient qkv, {samples} samples of {length}, fp32 a sample against one bf16 product"
     _measure(report, name, lambda: torch.mm(dy.t(), x), variants)
@@ -192,6 +200,8 @@ def _pointwise(report: Report, rows: int) -> None:
     ]
     for name, ordinary, ours in cases:
         _measure(report, f"{name}, {rows} rows", ordinary, {"triton": ours})
+        if rows <= 64:
+            _in_graph(report, f"{name}, {rows} rows", {"triton": ours} | ({"ordinary": ordinary} if ordinary else {}))
 
 
 def _leaves(report: Report) -> None:

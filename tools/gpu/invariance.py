@@ -175,8 +175,10 @@ def _tree_tiles() -> str:
             out = torch.empty(8 // each, 300, 1024, device=DEVICE)
             cuda_gemm.product(x.transpose(0, 1), w.transpose(1, 2), out, tile=tile)
             equal(tree_sum(out), expected, f"{tile}, {each} leaves in registers")
-    with chosen(RLK_TREE="cublas"):
-        equal(gemm.row_leaves(x, gemm.prepare(w)), expected, "cuBLAS")
+    for name in ("cublas", "triton"):
+        with chosen(RLK_TREE=name):
+            equal(gemm.row_leaves(x, gemm.prepare(w)), expected, name)
+            equal(gemm.row_linear(x, gemm.prepare(w)), gemm.round_bf16(expected), f"{name}, rounded")
     chain = leaves[0]
     for leaf in leaves[1:]:
         chain = chain + leaf
@@ -187,11 +189,16 @@ def _tree_tiles() -> str:
 
 def _slice_tiles() -> str:
     dy, x = spread(777, 640, seed=10), spread(777, 1024, seed=11)
-    slices = [[(0, 100), (100, 101), (101, 101), (101, 290)], [(290, 300), (300, 513), (513, 700), (700, 777)]]
+    edges = [0, 100, 101, 101, 190, 222, 223, 250, 290, 300, 350, 513, 514, 600, 700, 701, 777]
+    ranges = list(pairwise(edges))
+    slices = [ranges[:8], ranges[8:]]
     found = gemm.weight_gradients(dy, x, slices)
     for sample, ranges in zip(found, slices, strict=True):
         leaves = [cuda_gemm.plain_chain(dy[a:z].t(), x[a:z].t()) for a, z in ranges]
         equal(sample, tree_sum(torch.stack(leaves)), "plain chains")
+        for held in (1, 2, 4):
+            part = gemm.weight_gradients(dy, x, [ranges[:held]])[0]
+            equal(part, tree_sum(torch.stack(leaves[:held])), f"{held} slices held")
     for tile in (Tile(128, 64, 16, 8, 3), Tile(128, 64, 64, 8, 3), Tile(64, 64, 32, 4, 3), Tile(64, 128, 32, 8, 3)):
         with mock.patch.object(cuda_gemm, "SLICES", tile):
             equal(gemm.weight_gradients(dy, x, slices), found, str(tile))
@@ -228,8 +235,7 @@ def _graph() -> str:
         heads = gemm.linear(h, gemm.prepare(wq)).view(rows, 32, 128)
         heads = pointwise.rope(heads, cos, cos, positions)
         a = attention.paged(heads, cache, tables, first, lengths)
-        o = gemm.round_bf16(gemm.row_leaves(a.view(rows, 8, 512), gemm.prepare(wo)))
-        return pointwise.add(x, o)
+        return pointwise.add(x, gemm.row_linear(a.view(rows, 8, 512), gemm.prepare(wo)))
 
     replay = _captured(step)
     for seed, length in ((18, 7), (19, 64), (20, 2500)):

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from rlk.kernels.cuda import launch
 from rlk.kernels.cuda.programs.masses import mass, row_of
+from rlk.kernels.cuda.programs.support import order_of as kernel_order_of
 from rlk.kernels.policy import RowParams
 
 Setting = tuple[float, float, int]
@@ -18,10 +19,10 @@ Setting = tuple[float, float, int]
 def dump(logits, tops, temperatures, orders, masses, size, stride, BLOCK: tl.constexpr):
     """Order and mass of every logit."""
     row = tl.program_id(0)
-    ids, inside, order = row_of(logits, row, tl.program_id(1), size, stride, BLOCK)
-    w = mass(order, tl.load(tops + row), tl.load(temperatures + row))
+    ids, inside, x = row_of(logits, row, tl.program_id(1), size, stride, BLOCK)
+    w = mass(x, tl.load(tops + row), tl.load(temperatures + row))
     at = row.to(tl.int64) * size + ids
-    tl.store(orders + at, order, mask=inside)
+    tl.store(orders + at, kernel_order_of(x), mask=inside)
     tl.store(masses + at, w, mask=inside)
 
 
@@ -36,7 +37,7 @@ def supports(logits: torch.Tensor, params: RowParams) -> tuple[torch.Tensor, tor
     """Masses int64 [R, V], and which tokens stay, bool [R, V]: stable sort, exact cumulative sums."""
     r, v = logits.shape
     order, masses = (torch.empty(r, v, dtype=t, device=logits.device) for t in (torch.int32, torch.int64))
-    tops = order_of(logits).amin(1).to(torch.int32)
+    tops = logits.float().amax(1) + 0.0
     grid = (r, launch.tiles(v, 4096))
     launch.run(dump, grid, logits, tops, params.temperature, order, masses, v, logits.stride(0), BLOCK=4096)
     if not torch.equal(order, order_of(logits)):

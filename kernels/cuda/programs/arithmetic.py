@@ -16,7 +16,7 @@ INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 @triton.jit
 def real(i, size, EVEN: tl.constexpr):
-    """Which indices exist. EVEN: all of them, says the caller; comparing with a size would narrow the accesses."""
+    """Which indices exist. EVEN, said by the caller: all. Comparing with an unknown size makes accesses narrow."""
     return tl.full(i.shape, 1, tl.int1) if EVEN else i < size
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from rlk.kernels.cuda.programs.arithmetic import round_bf16
-from rlk.kernels.cuda.programs.masses import ORDERS, distance, kept_mass, orders, row_of, row_top
+from rlk.kernels.cuda.programs.arithmetic import round_bf16, widen
+from rlk.kernels.cuda.programs.masses import distance, kept_mass, row_of, row_top
 
 UNSCALE = tl.constexpr(2.0**-40)
 
@@ -47,74 +47,77 @@ def log_probability(d, z):
 
 
 @triton.jit
-def order_of(logits, row, token, stride):
-    """Order of one token, as a block of one."""
+def logit_of(logits, row, token, stride):
+    """One token, int64, and its logit, each as a block of one."""
     at = token + tl.zeros((1,), tl.int64)
-    return orders(tl.load(logits + row.to(tl.int64) * stride + at), at >= 0)
+    return at, widen(tl.load(logits + row.to(tl.int64) * stride + at)) + 0.0
 
 
 @triton.jit
-def draw(logits, tops, masses, temperatures, greedy, cuts, ends, seeds, samples, positions, tokens, logprobs, size,
-         stride, segments, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def draw(logits, tops, masses, temperatures, greedy, bounds, ends, seeds, samples, positions, tokens, logprobs, size,
+         stride, pieces, segments, PIECES: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr,
+         EACH: tl.constexpr):  # fmt: skip
     """The first id whose prefix mass exceeds mulhi64(r, Z), or the lowest id among the maxima of a greedy row."""
     row = tl.program_id(0)
-    top = row_top(tops, row, segments, SEGMENTS)
+    top, _ = row_top(tops, row, pieces, PIECES)
     t = tl.load(temperatures + row)
     s, w = row_masses(masses, row, segments, SEGMENTS)
     z = tl.sum(w, 0)
     sample = tl.load(samples + row).to(tl.uint64)
     word = tl.load(positions + row).to(tl.uint64) & 0xFFFFFFFF
-    zero = word & 0
-    bits = philox(tl.load(seeds + row).to(tl.uint64), word, sample & 0xFFFFFFFF, sample >> 32, zero)
+    bits = philox(tl.load(seeds + row).to(tl.uint64), word, sample & 0xFFFFFFFF, sample >> 32, word & 0)
     u = tl.umulhi(bits, z.to(tl.uint64)).to(tl.int64)
-    segment = tl.sum(tl.where(tl.cumsum(w, 0) <= u, 1, 0), 0)
+    drawn = tl.sum(tl.where(tl.cumsum(w, 0) <= u, 1, 0), 0)
     is_greedy = tl.load(greedy + row) != 0
-    held = tl.load(tops + row * segments + s, mask=s < segments, other=ORDERS - 1) == top
-    segment = tl.where(is_greedy, tl.min(tl.where(held & (s < segments), s, SEGMENTS - 1), 0), segment)
-    segment = tl.minimum(segment, segments - 1)  # a row that is not finite is reported, whatever is drawn
-    ids, inside, order = row_of(logits, row, segment, size, stride, BLOCK)
+    i = tl.arange(0, PIECES)
+    piece = tl.load(tops + row * pieces + i, mask=i < pieces, other=float("-inf"))
+    first = tl.min(tl.where(piece + 0.0 == top, i, PIECES - 1), 0) // EACH
+    # A row that is not finite is reported, whatever is drawn: only the address must be one of its own.
+    segment = tl.minimum(tl.where(is_greedy, first, drawn), segments - 1)
+    ids, inside, x = row_of(logits, row, segment, size, stride, BLOCK)
     before = tl.sum(tl.where(s < segment, w, 0), 0)
-    prefix = tl.cumsum(
-        kept_mass(ids, inside, order, tl.maximum(top, 0), tl.load(cuts + row), tl.load(ends + row), t), 0
-    )
+    prefix = tl.cumsum(kept_mass(ids, x, top, t, tl.load(bounds + row), tl.load(ends + row)), 0)
     drawn = segment * BLOCK + tl.sum(tl.where(prefix + before <= u, 1, 0), 0)
-    lowest = tl.min(tl.where(inside & (order == top), ids, size - 1), 0)
+    lowest = tl.min(tl.where(inside & (x == top), ids, size - 1), 0)
     token = tl.minimum(tl.where(is_greedy, lowest, drawn), size - 1).to(tl.int64)
-    d = distance(order_of(logits, row, token, stride), tl.maximum(top, 0), t)
     tl.store(tokens + row, token)
-    tl.store(logprobs + row + tl.arange(0, 1), log_probability(d, z))
+    _, x = logit_of(logits, row, token, stride)
+    tl.store(logprobs + row + tl.arange(0, 1), log_probability(distance(x, top, t), z))
 
 
 @triton.jit
-def score(logits, tops, masses, temperatures, cuts, ends, tokens, logprobs, inside, totals, stride, segments,
-          SEGMENTS: tl.constexpr):  # fmt: skip
+def score(logits, tops, masses, temperatures, bounds, ends, tokens, logprobs, inside, totals, stride, pieces, segments,
+          PIECES: tl.constexpr, SEGMENTS: tl.constexpr):  # fmt: skip
     """Log-probability of a given token, whether it is kept, and the row's kept mass."""
     row = tl.program_id(0)
-    top = tl.maximum(row_top(tops, row, segments, SEGMENTS), 0)
+    top, _ = row_top(tops, row, pieces, PIECES)
     _, w = row_masses(masses, row, segments, SEGMENTS)
     z = tl.sum(w, 0)
-    token = tl.load(tokens + row)
-    order = order_of(logits, row, token, stride)
-    cut = tl.load(cuts + row)
-    kept = (order < cut) | ((order == cut) & (token < tl.load(ends + row)))
+    at, x = logit_of(logits, row, tl.load(tokens + row), stride)
+    bound = tl.load(bounds + row)
+    kept = (x > bound) | ((x == bound) & (at < tl.load(ends + row)))
     one = tl.arange(0, 1)
-    tl.store(logprobs + row + one, log_probability(distance(order, top, tl.load(temperatures + row)), z))
+    tl.store(logprobs + row + one, log_probability(distance(x, top, tl.load(temperatures + row)), z))
     tl.store(inside + row + one, kept.to(tl.uint8))
     tl.store(totals + row, z)
 
 
 @triton.jit
-def score_gradient(logits, tops, masses, temperatures, cuts, ends, tokens, coefficients, grad, size, stride, segments,
-                   SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """c * ([i = token] - w_i / Z) / T over the support, 0 outside; one rounding to bf16. Grid: rows, segments."""
+def score_gradient(logits, tops, masses, temperatures, bounds, ends, tokens, coefficients, grad, size, stride, pieces,
+                   segments, PIECES: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """c * ([i = token] - w_i / Z) / T over the support, 0 outside; one rounding to bf16. Grid: rows, segments.
+
+    w_i / Z is a product with the row's reciprocal in float64, rounded to fp32: a float64 division a logit would take
+    ten times as long as everything else.
+    """
     row = tl.program_id(0)
-    top = tl.maximum(row_top(tops, row, segments, SEGMENTS), 0)
+    top, _ = row_top(tops, row, pieces, PIECES)
     _, w = row_masses(masses, row, segments, SEGMENTS)
-    z = tl.sum(w, 0).to(tl.float64)
+    reciprocal = 1.0 / tl.sum(w, 0).to(tl.float64)
     t = tl.load(temperatures + row)
-    ids, inside, order = row_of(logits, row, tl.program_id(1), size, stride, BLOCK)
-    kept = kept_mass(ids, inside, order, top, tl.load(cuts + row), tl.load(ends + row), t)
-    share = (kept.to(tl.float64) / z).to(tl.float32)
+    ids, inside, x = row_of(logits, row, tl.program_id(1), size, stride, BLOCK)
+    kept = kept_mass(ids, x, top, t, tl.load(bounds + row), tl.load(ends + row))
+    share = (kept.to(tl.float64) * reciprocal).to(tl.float32)
     g = tl.where(ids == tl.load(tokens + row), 1.0 - share, 0.0 - share)
     g = tl.div_rn(tl.load(coefficients + row) * g, tl.zeros_like(g) + t)
     tl.store(grad + row.to(tl.int64) * size + ids, round_bf16(g), mask=inside)

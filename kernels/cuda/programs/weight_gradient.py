@@ -42,12 +42,15 @@ def four_slices(dy, x, left, right, edges, dy_t, x_t, BM: tl.constexpr, BN: tl.c
     return hold(half + two_slices(dy, x, left, right, edges + 4, dy_t, x_t, BM, BN, BT))
 
 
-@triton.jit(do_not_specialize=["n", "k"])
-def weight_gradients(dy, x, edges, out, n, k, dy_t, x_t, SLICES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-                     BT: tl.constexpr, GROUP: tl.constexpr, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr):  # fmt: skip
-    """out [samples, n, k] of dy [T, n] and x [T, k], rows contiguous; edges int64 [samples, SLICES, 2] token ranges.
+@triton.jit(do_not_specialize=["n", "k", "edges_s"])
+def weight_gradients(dy, x, edges, out, n, k, dy_t, x_t, edges_s, SLICES: tl.constexpr, BM: tl.constexpr,
+                     BN: tl.constexpr, BT: tl.constexpr, GROUP: tl.constexpr, EVEN_M: tl.constexpr,
+                     EVEN_N: tl.constexpr, ADD: tl.constexpr):  # fmt: skip
+    """out [samples, n, k] of dy [T, n] and x [T, k], rows contiguous; edges int64, SLICES pairs of tokens a sample.
 
-    The second grid axis is the sample.
+    The pairs of a sample lie edges_s apart. ADD joins the other half of a tree, which out holds: eight slices are done
+    four by four, since four partials of a wide tile fit in the registers and eight do not. The second grid axis is the
+    sample.
     """
     im, inn = place(n, k, BM, BN, GROUP)
     sample = tl.program_id(1).to(tl.int64)
@@ -56,14 +59,15 @@ def weight_gradients(dy, x, edges, out, n, k, dy_t, x_t, SLICES: tl.constexpr, B
     i = tl.arange(0, BT)
     left = i[None, :] * dy_t + within(rm, n, EVEN_M)[:, None]
     right = i[:, None] * x_t + within(rn, k, EVEN_N)[None, :]
-    e = edges + sample * (2 * SLICES)
+    e = edges + sample * edges_s
     if SLICES == 1:
         total = slice_chain(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
     elif SLICES == 2:
         total = two_slices(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
     else:
         total = four_slices(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
-        if SLICES == 8:
-            total = total + four_slices(dy, x, left, right, e + 8, dy_t, x_t, BM, BN, BT)
-    place_of = (sample * n + rm[:, None]) * k + rn[None, :]
-    tl.store(out + place_of, total, mask=real(rm, n, EVEN_M)[:, None] & real(rn, k, EVEN_N)[None, :])
+    at = out + (sample * n + im * BM) * k + inn * BN + tl.arange(0, BM)[:, None] * k + tl.arange(0, BN)[None, :]
+    inside = real(rm, n, EVEN_M)[:, None] & real(rn, k, EVEN_N)[None, :]
+    if ADD:
+        total = tl.load(at, mask=inside, other=0.0) + total
+    tl.store(at, total, mask=inside)
