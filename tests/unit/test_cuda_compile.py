@@ -26,6 +26,7 @@ OTHERS = {
     "tree_sum", "rmsnorm", "rmsnorm_backward", "gains", "add", "rope", "swiglu", "swiglu_backward", "embedding_leaf",
     "row_dots", "write_pages", "segment_tops", "segment_masses", "find_floor", "count_orders", "find_cut", "find_end",
     "draw", "score", "score_gradient", "adamw", "block_sums", "fingerprint",
+    "row_fingerprints", "put", "signal", "collect", "collect_tree",
 }  # fmt: skip
 
 
