@@ -47,7 +47,7 @@ def export(address: int) -> bytes:
 def open_handle(exported: bytes) -> int:
     """Address, in the current context, of another process's allocation.
 
-    Opened here and not by torch, which maps it in the context of the exporter's device, where kernels of this one fault.
+    Not by torch, which maps it in the context of the exporter's device, where kernels of this one fault.
     """
     handle = driver.CUipcMemHandle()
     handle.reserved = exported

@@ -104,7 +104,7 @@ class ArenaCollective(SummingCollective):
         return self.layout.chunk(t.shape[0]) // t.element_size(), self.layout.half // t.element_size()
 
     def _turns(self, t: torch.Tensor, read: Read, stage: str) -> None:
-        """Puts t [pieces, n] in as many turns as it takes; `read` is called with offset and length of each, in words."""
+        """Puts t [pieces, n] in as many turns as it takes; `read` is called with each one's offset and length in words."""
         if t.device != self.device:
             raise TypeError(f"{self.name}: {stage} moves tensors of {self.device}, got one on {t.device}")
         (pieces, n), word, number = t.shape, t.element_size(), self._stages.setdefault(stage, len(self._stages))

@@ -91,6 +91,9 @@ def _decode(rows: int, length: int) -> Case:
         dense = cache[table].transpose(1, 2).reshape(rows, 8, length, 256)
         return q, cache, table.to(torch.int32), *(t.contiguous() for t in dense.chunk(2, -1))
 
+    def ordinary(q: torch.Tensor, _: Any, __: Any, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0]
+
     def exact(q: torch.Tensor, _: Any, __: Any, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         one = [
             functional.scaled_dot_product_attention(
@@ -104,9 +107,6 @@ def _decode(rows: int, length: int) -> Case:
     return Case(
         "attention, decode", f"{rows} of {length} tokens", make,
         {"triton": lambda q, cache, table, *_: attention.paged(q, cache, table, first, lengths)},
-        (
-            f"{SDPA}, keys not in pages",
-            lambda q, _, __, k, v: functional.scaled_dot_product_attention(q[:, :, None], k, v, enable_gqa=True)[:, :, 0],
-        ),
+        (f"{SDPA}, keys not in pages", ordinary),
         exact if rows == 8 else None,
     )  # fmt: skip

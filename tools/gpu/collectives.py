@@ -1,7 +1,7 @@
 """CUDA IPC collectives between 2, 4 and 8 processes on the visible GPUs: the bytes of one process, captured or not.
 
-Data is order-sensitive, and a sum from left to right must differ. At the end of each group its last rank stays away from
-one call: the others must say so, by rank and stage.
+Data is order-sensitive, and a sum from left to right must differ. At the end of each group its last rank stays away
+from one call: the others must say so, by rank and stage.
 """
 
 from __future__ import annotations
