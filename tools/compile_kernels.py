@@ -186,6 +186,7 @@ def collectives() -> None:
         group.all_gather(empty(64, HIDDEN), "")
         group.all_to_all(empty(size, 64, HIDDEN), "")
         group.gather_tree(empty(64, 1024, dtype=F32), "")
+        group.gather_tree(empty(7, dtype=F32), "")
     group.all_gather(torch.zeros(3, dtype=torch.uint8), "")
 
 

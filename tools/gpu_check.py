@@ -35,7 +35,7 @@ from tools.gpu.report import Report  # noqa: E402
 log = logging.getLogger("gpu_check")
 STEPS: dict[str, tuple[Callable[[Report], None], int]] = {
     "sampling": (sampling.run, 90),
-    "collectives": (collectives.run, 130),
+    "collectives": (collectives.run, 250),
     "cpu_bits": (cpu_bits.run, 90),
     "invariance": (invariance.run, 150),
     "proofs": (proofs.run, 240),

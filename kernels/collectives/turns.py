@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -11,11 +12,9 @@ from rlk.kernels.collectives.base import SummingCollective
 from rlk.kernels.cuda import launch
 from rlk.kernels.cuda.programs import exchange
 
-BLOCK = 4096
+BLOCK, SUM_BLOCK = 4096, 2048
 TWO_STEPS = 1 << 20
 """Bytes from which an all-reduce is a reduce-scatter and a gather: the same sums, 2 / size of the traffic."""
-
-Read = Callable[[int, int], None]
 
 
 class ArenaCollective(SummingCollective):
@@ -75,12 +74,12 @@ class ArenaCollective(SummingCollective):
         """out[p] = piece `block` of rank p's t [pieces, n]."""
         fours = t.shape[1] * t.element_size() % 4 == 0 and t.data_ptr() % 4 == 0
         t, out = (x.view(torch.uint8).view(torch.int32 if fours else torch.uint8) for x in (t, out))
-        each, half = self._words(t)
 
-        def read(offset: int, length: int) -> None:
+        def read(sizes: _Sizes, offset: int, length: int) -> None:
             launch.run(
                 exchange.collect, (launch.tiles(length, BLOCK), self.size), self._header, self._arenas, out, self.rank,
-                t.shape[1], offset, length, block * each, half, SIZE=self.size, BLOCK=BLOCK,
+                self.size, *sizes.said(sizes.piece, offset, length, block * sizes.each, sizes.half), WIDE=sizes.wide,
+                BLOCK=BLOCK,
             )  # fmt: skip
 
         self._turns(t, read, stage)
@@ -89,32 +88,52 @@ class ArenaCollective(SummingCollective):
         """out = the tree over piece `block` of every rank's t fp32 [pieces, n]."""
         if t.dtype != torch.float32:
             raise TypeError(f"{self.name}: {stage} sums {t.dtype}, a tree is over torch.float32")
-        each, half = self._words(t)
 
-        def read(offset: int, length: int) -> None:
+        def read(sizes: _Sizes, offset: int, length: int) -> None:
             launch.run(
-                exchange.collect_tree, (launch.tiles(length, BLOCK), 1), self._header, self._arenas, out, self.rank,
-                offset, length, block * each, half, SIZE=self.size, BLOCK=BLOCK,
+                exchange.collect_tree, (launch.tiles(length, SUM_BLOCK), 1), self._header, self._arenas, out, self.rank,
+                *sizes.said(offset, length, block * sizes.each, sizes.half), SIZE=self.size, WIDE=sizes.wide,
+                BLOCK=SUM_BLOCK,
             )  # fmt: skip
 
         self._turns(t.view(torch.int32), read, stage)
 
-    def _words(self, t: torch.Tensor) -> tuple[int, int]:
-        """Of a piece's part in a turn, and of a half: in words of t [pieces, n]."""
-        return self.layout.chunk(t.shape[0]) // t.element_size(), self.layout.half // t.element_size()
-
-    def _turns(self, t: torch.Tensor, read: Read, stage: str) -> None:
-        """Puts t [pieces, n] in as many turns as it takes; `read` is called with each one's offset and length in words."""
+    def _turns(self, t: torch.Tensor, read: _Read, stage: str) -> None:
+        """Puts t [pieces, n] in as many turns as it takes; `read` is told the offset and length of each, in words."""
         if t.device != self.device:
             raise TypeError(f"{self.name}: {stage} moves tensors of {self.device}, got one on {t.device}")
-        (pieces, n), word, number = t.shape, t.element_size(), self._stages.setdefault(stage, len(self._stages))
-        each, half = self._words(t)
-        for offset, length in self.layout.chunks(n * word, pieces):
-            at, words = offset // word, length // word
+        pieces, sizes, number = t.shape[0], _Sizes.of(t, self.layout), self._stages.setdefault(stage, len(self._stages))
+        for offset, length in self.layout.chunks(sizes.piece * sizes.word, pieces):
+            at, words = offset // sizes.word, length // sizes.word
             launch.run(
-                exchange.put, (launch.tiles(words, BLOCK), pieces), t, self._data.view(t.dtype), self._header, n, at,
-                words, each, half, BLOCK=BLOCK,
+                exchange.put, (launch.tiles(words, BLOCK), pieces), t, self._data.view(t.dtype), self._header,
+                *sizes.said(sizes.piece, at, words, sizes.each, sizes.half), WIDE=sizes.wide, BLOCK=BLOCK,
             )  # fmt: skip
-            launch.run(exchange.signal, (1,), self._header, self._slots, number, self.rank, SIZE=self.size, warps=1)
+            launch.run(exchange.signal, (1,), self._header, self._slots, number, self.rank, self.size, warps=1)
             self._wait()
-            read(at, words)
+            read(sizes, at, words)
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What programs are told of t [pieces, n] and the arena. Bytes of a word; else in words: of a piece, of its part in
+    a turn, and of a half. wide: all are multiples of 16 words, and words have 4 bytes."""
+
+    word: int
+    piece: int
+    each: int
+    half: int
+    wide: bool
+
+    @classmethod
+    def of(cls, t: torch.Tensor, layout: Layout) -> _Sizes:
+        """Of a tensor and the arena that it goes through."""
+        (pieces, n), word = t.shape, t.element_size()
+        return cls(word, n, layout.chunk(pieces) // word, layout.half // word, word == 4 and n % 16 == 0)
+
+    def said(self, *words: int) -> list[int]:
+        """Numbers of words as the programs take them."""
+        return [w // 16 for w in words] if self.wide else list(words)
+
+
+_Read = Callable[[_Sizes, int, int], None]

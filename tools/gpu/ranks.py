@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -30,7 +31,7 @@ def on_processes(size: int, work: Work, seconds: float, environment: dict[str, s
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(environment or {})
         try:
-            processes = [spawn.Process(target=_rank, args=(r, size, work, folder), daemon=True) for r in range(size)]
+            processes = [spawn.Process(target=_rank, args=(r, size, work, folder, seconds), daemon=True) for r in range(size)]
             for process in processes:
                 process.start()
         finally:
@@ -44,18 +45,23 @@ def on_processes(size: int, work: Work, seconds: float, environment: dict[str, s
             late = [r for r, process in enumerate(processes) if process.is_alive()]
             for r in late:
                 processes[r].kill()
-        found = [_read(Path(folder) / f"{r}.json") for r in range(size)]
+        found = [_read(Path(folder), r) for r in range(size)]
     failed = [f"rank {r}: {f['failed']}" for r, f in enumerate(found) if "failed" in f]
     if late or failed:
         raise AssertionError(f"{failed or 'no rank failed'}; ranks {late} did not end in {seconds} s")
     return found
 
 
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {"failed": "left no result"}  # type: ignore[no-any-return]
+def _read(folder: Path, rank: int) -> dict[str, Any]:
+    path, stack = folder / f"{rank}.json", folder / f"{rank}.stack"
+    if path.exists():
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+    return {"failed": f"left no result; was at {stack.read_text()[:1500] if stack.exists() else 'its start'}"}
 
 
-def _rank(rank: int, size: int, work: Work, folder: str) -> None:
+def _rank(rank: int, size: int, work: Work, folder: str, seconds: float) -> None:
+    stack = Path(folder, f"{rank}.stack").open("w")
+    faulthandler.dump_traceback_later(0.9 * seconds, file=stack)
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     meeting = f"file://{folder}/meeting"

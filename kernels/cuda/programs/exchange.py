@@ -18,34 +18,43 @@ STAGE = tl.constexpr(arena.STAGE)
 FAILED = tl.constexpr(arena.FAILED)
 FIRST_SLOT = tl.constexpr(arena.FIRST_SLOT)
 SLOT_WORDS = tl.constexpr(arena.SLOT_WORDS)
+LANES = tl.constexpr(max(arena.RANKS))
 
 
 @triton.jit
-def put(source, data, header, piece, offset, length, each, half, BLOCK: tl.constexpr):
+def known(x, WIDE: tl.constexpr):
+    """A size in words, said in words or, WIDE, in sixteens of words: then accesses can be wide.
+
+    Triton's own specialization of integers would compile a program for every kind of size, in the middle of a run."""
+    return x * 16 if WIDE else x
+
+
+@triton.jit(do_not_specialize=["piece", "offset", "length", "each", "half"])
+def put(source, data, header, piece, offset, length, each, half, WIDE: tl.constexpr, BLOCK: tl.constexpr):
     """Words offset to offset + length of every piece of `source` to this turn's half, `each` words apart.
 
-    Grid: blocks of words, pieces. Sizes in words of the tensors' type.
+    Grid: blocks of words, pieces. Sizes in words of the tensors' type, or see `known`.
     """
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < length
+    inside = i < known(length, WIDE)
     p = tl.program_id(1).to(tl.int64)
     parity = (tl.load(header + TURN) & 1).to(tl.int64)
-    words = tl.load(source + p * piece + offset + i, mask=inside, other=0)
-    tl.store(data + parity * half + p * each + i, words, mask=inside)
+    words = tl.load(source + p * known(piece, WIDE) + known(offset, WIDE) + i, mask=inside, other=0)
+    tl.store(data + parity * known(half, WIDE) + p * known(each, WIDE) + i, words, mask=inside)
 
 
-@triton.jit(do_not_specialize=["stage", "rank"])
-def signal(header, slots, stage, rank, SIZE: tl.constexpr):
-    """What was put is there: adds 1 to this rank's slot in every peer's header. slots int64 [SIZE]: their addresses."""
+@triton.jit(do_not_specialize=["stage", "rank", "size"])
+def signal(header, slots, stage, rank, size):
+    """What was put is there: adds 1 to this rank's slot in every peer's header. slots int64 [size]: their addresses."""
     tl.store(header + STAGE, stage)
     tl.store(header + TURN, tl.load(header + TURN) + 1)
-    p = tl.arange(0, SIZE)
-    there = tl.load(slots + p).to(tl.pointer_type(tl.int32))
-    tl.atomic_add(there, 1, mask=p != rank, sem="release", scope="sys")
+    p = tl.arange(0, LANES)
+    there = tl.load(slots + p, mask=p < size, other=0).to(tl.pointer_type(tl.int32))
+    tl.atomic_add(there, 1, mask=(p < size) & (p != rank), sem="release", scope="sys")
 
 
 @triton.jit
-def begin(header, rank, SIZE: tl.constexpr):
+def begin(header, rank, size):
     """Every peer has signalled: takes their signals, once a launch; returns which half holds the turn's data.
 
     A wait that was given up ends the program here, and with it the process's work on the device: what a missing rank
@@ -59,22 +68,24 @@ def begin(header, rank, SIZE: tl.constexpr):
         )  # fmt: skip
     turn = tl.load(header + TURN)
     if tl.program_id(0) + tl.program_id(1) == 0:
-        p = tl.arange(0, SIZE)
-        tl.atomic_add(header + FIRST_SLOT + p * SLOT_WORDS, -1, mask=p != rank, sem="relaxed", scope="sys")
+        p = tl.arange(0, LANES)
+        others = (p < size) & (p != rank)
+        tl.atomic_add(header + FIRST_SLOT + p * SLOT_WORDS, -1, mask=others, sem="relaxed", scope="sys")
         tl.store(header + DONE, turn)
     return ((turn - 1) & 1).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["rank"])
-def collect(header, arenas, out, rank, piece, offset, length, block, half, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rank", "size", "piece", "offset", "length", "block", "half"])
+def collect(header, arenas, out, rank, size, piece, offset, length, block, half, WIDE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
     """out[p, offset + i] = word `block` + i of rank p's half. Grid: blocks of words, ranks."""
-    parity = begin(header, rank, SIZE)
+    parity = begin(header, rank, size)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < length
+    inside = i < known(length, WIDE)
     p = tl.program_id(1).to(tl.int64)
     source = tl.multiple_of(tl.load(arenas + p).to(out.dtype), 16)
-    words = tl.load(source + parity * half + block + i, mask=inside, other=0)
-    tl.store(out + p * piece + offset + i, words, mask=inside)
+    words = tl.load(source + parity * known(half, WIDE) + known(block, WIDE) + i, mask=inside, other=0)
+    tl.store(out + p * known(piece, WIDE) + known(offset, WIDE) + i, words, mask=inside)
 
 
 @triton.jit
@@ -96,17 +107,18 @@ def four(arenas, p, at, inside):
     return two(arenas, p, at, inside) + two(arenas, p + 2, at, inside)
 
 
-@triton.jit(do_not_specialize=["rank"])
-def collect_tree(header, arenas, out, rank, offset, length, block, half, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["rank", "offset", "length", "block", "half"])
+def collect_tree(header, arenas, out, rank, offset, length, block, half, SIZE: tl.constexpr, WIDE: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
     """out[offset + i] = the tree over all ranks' fp32 words `block` + i. Grid: blocks of words, 1."""
     parity = begin(header, rank, SIZE)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = i < length
-    at = parity * half + block + i
+    inside = i < known(length, WIDE)
+    at = parity * known(half, WIDE) + known(block, WIDE) + i
     if SIZE == 2:
         total = two(arenas, 0, at, inside)
     else:
         total = four(arenas, 0, at, inside)
         if SIZE == 8:
             total = total + four(arenas, 4, at, inside)
-    tl.store(out + offset + i, total, mask=inside)
+    tl.store(out + known(offset, WIDE) + i, total, mask=inside)
