@@ -31,7 +31,8 @@ def on_processes(size: int, work: Work, seconds: float, environment: dict[str, s
     with tempfile.TemporaryDirectory() as folder:
         os.environ.update(environment or {})
         try:
-            processes = [spawn.Process(target=_rank, args=(r, size, work, folder, seconds), daemon=True) for r in range(size)]
+            told = [(r, size, work, folder, seconds) for r in range(size)]
+            processes = [spawn.Process(target=_rank, args=args, daemon=True) for args in told]
             for process in processes:
                 process.start()
         finally:
@@ -60,8 +61,12 @@ def _read(folder: Path, rank: int) -> dict[str, Any]:
 
 
 def _rank(rank: int, size: int, work: Work, folder: str, seconds: float) -> None:
-    stack = Path(folder, f"{rank}.stack").open("w")
-    faulthandler.dump_traceback_later(0.9 * seconds, file=stack)
+    with Path(folder, f"{rank}.stack").open("w") as stack:
+        faulthandler.dump_traceback_later(0.9 * seconds, file=stack)
+        _work(rank, size, work, folder)
+
+
+def _work(rank: int, size: int, work: Work, folder: str) -> None:
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     meeting = f"file://{folder}/meeting"
