@@ -147,7 +147,9 @@ def fitting_node(plan: Plan, nodes: Sequence[Node], said: str) -> tuple[Node, Pl
     kind = " Hopper" if wanted.gpus else ""
     needs = " and ".join(f"{amount:g}{kind if name == 'GPU' else ''} {name}" for name, amount in wanted.total.items())
     has = "; ".join(f"{node.ip} has {_listed(node)}" for node in nodes) or "it has no node"
-    raise ConfigErrors([f"{said}: {plan.ranks} ranks need one node with {needs}: {has}: start a larger node, or fewer ranks"])
+    raise ConfigErrors(
+        [f"{said}: {plan.ranks} ranks need one node with {needs}: {has}: start a larger node, or fewer ranks"]
+    )
 
 
 def _listed(node: Node) -> str:
