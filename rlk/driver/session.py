@@ -1,4 +1,4 @@
-"""A session: Ray, one trainer and its engines, started once. It makes many runs, and is reset between them to the initial
+"""A session: Ray, one trainer and its engines, started once. It makes many runs; between them it is reset to the initial
 state of the same or of another topology."""
 
 from __future__ import annotations
