@@ -20,6 +20,7 @@ from rlk.cli_compare import comparison
 from rlk.cli_detach import launch
 from rlk.cli_options import LENIENT, click_options, leftovers, said_by
 from rlk.cli_output import Report, print_errors, print_plan, print_report, stdout_to_stderr
+from rlk.cli_python import go_on
 from rlk.plan.config import OPTIONS
 from rlk.plan.derive import Plan
 from rlk.plan.errors import ConfigErrors, shown
@@ -90,6 +91,7 @@ def _load(command: Command, said: Said, words: Sequence[str]) -> Plan:
 def _run_plan(plan: Plan, said: Said) -> int:
     if plan.unbuilt:
         raise ConfigErrors(plan.unbuilt)
+    go_on(plan.profile, plan.config, said, os.environ)
     if plan.config.run_id is None:
         plan = plan.with_run_id(new_run_id(plan.cell, datetime.now(), secrets.token_hex(2)))
     run_dir = Path(plan.config.output_root) / plan.run_id

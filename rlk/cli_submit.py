@@ -35,11 +35,11 @@ def submit(plan: Plan, env: Mapping[str, str], *, wait: bool) -> Report | None:
     """
     start = time.monotonic()
     plan = _as_submitted(plan)
-    address = str(plan.config.ray_address)
-    jobs = Jobs(address)
+    refuse(plan, env, gpus=False)
+    jobs = Jobs(str(plan.config.ray_address))
     node, placed = jobs.node(plan)
-    local = node.ip in _addresses()
-    refuse(plan, env, on_this_host=local and placed.gpus == node.gpus)
+    if placed.gpus == node.gpus and node.ip in _addresses():  # else the job asks for those that Ray gives it
+        refuse(plan, env)
     name, record = submission_id(plan.run_id), record_path(Path(plan.config.output_root), plan.run_id)
     _write(record, Submission.of(plan, name, jobs.address, tuple(sys.argv)))
     command = entrypoint(plan.profile.python or sys.executable, record)
@@ -106,7 +106,7 @@ def judged(name: str, status: str, message: str, run_dir: Path, seconds: float) 
     errors = [] if status == "SUCCEEDED" else [f"job {name} {status}: {message or 'Ray says no more'}"]
     if not (run_dir / layout.SUMS).is_file():
         errors.append(
-            f"{run_dir}: no sealed verdict: the job ended {status} without one, or wrote it where this host does not see it"
+            f"{run_dir}: no sealed verdict: the job ended without one, or wrote it where this host sees nothing"
         )
         return Report(run_dir=str(run_dir), seconds=seconds, errors=tuple(errors))
     verdict = validate(run_dir)

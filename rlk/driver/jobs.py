@@ -61,13 +61,13 @@ class Jobs:
         token.use_callers()
         try:
             self.client = JobSubmissionClient(self.address)
-            found = self.client.get_version()
+            found = self.client._server_ray_version  # the public get_version is that of the protocol
         except AuthenticationError as error:
             raise self._refused("its token was refused: allowed is the cluster's, in RAY_AUTH_TOKEN") from error
         except (ConnectionError, RuntimeError, requests.RequestException) as error:
             raise self._refused(
-                "no Ray dashboard answers: allowed is the address that `ray start --head` prints for it, 8265 unless said "
-                "otherwise; the cluster needs ray[default]"
+                "no Ray dashboard answers: allowed is the address that `ray start --head` prints for it, port 8265 "
+                "unless said otherwise; the cluster needs ray[default]"
             ) from error
         if found != ray.__version__:
             raise self._refused(f"the cluster runs Ray {found}: allowed is {ray.__version__}, which this side has")

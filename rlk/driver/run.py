@@ -63,7 +63,7 @@ def execute(plan: Plan, *, verify: bool, out: TextIO, job: Job | None = None) ->
     if verify != (plan.config.command == "verify"):
         raise ValueError(f"the plan was made for {plan.config.command}")
     with LiveView(out, plan.config.steps) as watch, interruptible():
-        session = Session(plan, job and job.cluster)
+        session = Session(plan, job.cluster if job else None)
         return _record(plan, session, watch, own=True, job=job)
 
 

@@ -54,11 +54,12 @@ class Submission(Document):
         for name in sorted(self.versions | here):
             there = self.versions.get(name, "nothing")
             if here.get(name) != there:
-                yield f"{name} {here.get(name, 'is missing')}: allowed is {there}, which the submitting side has: install it"
-        if repository() != self.repository:
+                yield f"{name} {here.get(name, 'is missing')}: allowed is the submitting side's {there}: install that"
+        checkout = repository()
+        if checkout != self.repository:
             yield (
-                f"checkout {repository().revision}, patch {repository().patch_sha256}: allowed is that of the submitting "
-                f"side, {self.repository.revision}, patch {self.repository.patch_sha256}: share one folder between both"
+                f"checkout {checkout.revision}, patch {checkout.patch_sha256}: allowed is the submitting side's "
+                f"{self.repository.revision}, patch {self.repository.patch_sha256}: share one folder between both"
             )
         plan = self.plan_of_run
         if load_profile(plan.profile.origin, Path("/")) != plan.profile:

@@ -13,7 +13,7 @@ RECORD = ".submission.json"
 
 @dataclass(frozen=True)
 class Placement:
-    """One placement group on one node: bundle i holds train rank i and the i-th rollout worker, and so one GPU for both.
+    """One placement group on one node: bundle i holds train rank i and rollout worker i, and so one GPU for both.
 
     All ranks of a run share a node: they exchange data through CUDA IPC or shared memory and meet on its loopback.
     `gpus` is 0 on a CPU; fewer GPUs than ranks are shared by several bundles, each of one GPU alone.
