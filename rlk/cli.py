@@ -126,7 +126,7 @@ def _submit(plan: Plan) -> int:
 
 
 def _job(record: str) -> int:
-    from rlk.cli_submit import run_job
+    from rlk.cli_job import run_job
 
     report = run_job(Path(record))
     print_report(report, as_json=False)

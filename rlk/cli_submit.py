@@ -1,4 +1,4 @@
-"""`--ray-address`: submits a run to the Ray that is there, and on its node runs it as the job that was submitted."""
+"""`--ray-address`: submits a run to the Ray that is there, follows it, and judges how it ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import psutil
 
 from rlk.cli_output import Report
 from rlk.driver.jobs import Jobs
-from rlk.driver.joined import JoinedCluster
+from rlk.driver.processes import interruptible
 from rlk.driver.provenance import ROOT
-from rlk.driver.refusals import gpu_refusals, refuse
-from rlk.driver.run import Job, execute, interruptible
-from rlk.driver.submission import Submission, read_submission
+from rlk.driver.refusals import refuse
+from rlk.driver.submission import Submission
 from rlk.evidence import layout
 from rlk.evidence.validate import validate
 from rlk.plan.derive import Plan, derive
@@ -93,7 +92,9 @@ def _followed(jobs: Jobs, name: str, plan: Plan) -> tuple[str, str]:
     """The job's terminal state and message; its log meanwhile. An interrupt stops the job, waits for it and goes on."""
     try:
         jobs.follow(name, sys.stderr if plan.config.as_json else sys.stdout)
-        return jobs.end(name)
+        status, message = jobs.end(name)
+        click.echo(f"job {name} {status}", err=plan.config.as_json)
+        return status, message
     except KeyboardInterrupt:
         click.echo(f"stopping job {name}", err=True)
         jobs.stop(name)
@@ -120,28 +121,3 @@ def judged(name: str, status: str, message: str, run_dir: Path, seconds: float) 
         seconds=seconds,
         errors=(*errors, *verdict.errors),
     )
-
-
-def run_job(record: Path) -> Report:
-    """Runs what was submitted, as a job of the cluster; the report goes to the job's log.
-
-    Raises:
-        ConfigErrors: versions, checkout or files are not those of the submitting side, or a GPU is refused.
-    """
-    submission = read_submission(record)
-    differences = [f"this node, {os.uname().nodename}: {line}" for line in submission.differences()]
-    if differences:
-        raise ConfigErrors(differences)
-    plan = submission.plan_of_run
-    with interruptible():
-        cluster = JoinedCluster(plan)
-        try:
-            cluster.start()
-            refused = list(gpu_refusals(plan, cluster.gpus())) if plan.profile.device == "cuda" else []
-            if refused:
-                raise ConfigErrors(refused)
-        except BaseException:
-            cluster.stop()
-            raise
-    outcome = execute(plan, verify=plan.config.command == "verify", out=sys.stdout, job=Job(cluster, submission))
-    return Report(**{name: getattr(outcome, name) for name in Report.__dataclass_fields__})

@@ -22,8 +22,6 @@ from rlk.plan.derive import Plan
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.placement import Placement, placement
 
-log = logging.getLogger(__name__)
-
 POLL_S = 0.5
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 _NODE_SHARE = 0.001  # of a node's own resource, which only says which node
@@ -59,6 +57,7 @@ class Jobs:
         """
         self.address = address if "://" in address else f"http://{address}"
         token.use_callers()
+        logging.getLogger("ray.dashboard.modules.job.sdk").setLevel(logging.WARNING)  # it reports that a log ended
         try:
             self.client = JobSubmissionClient(self.address)
             found = self.client._server_ray_version  # the public get_version is that of the protocol

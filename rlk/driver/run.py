@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
 from rlk.driver.cluster import Cluster
 from rlk.driver.errors import RunError
 from rlk.driver.manifest import ManifestMaker
+from rlk.driver.processes import interruptible
 from rlk.driver.progress import LiveView, Watch
 from rlk.driver.record_faults import apply, reported
 from rlk.driver.session import Session
@@ -146,17 +145,3 @@ def _log_to(path: Path) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """A polite end (SIGTERM) is an interrupt: processes are ended and the evidence is sealed."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
