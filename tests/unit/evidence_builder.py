@@ -8,7 +8,7 @@ processes say.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from rlk.plan.derive import Plan, derive
 from rlk.plan.profile import EngineLimits, Profile
 from rlk.plan.shape import ModelShape
 from tests.unit.evidence_said import make_fingerprints, make_update, manifest_fields
-from tests.unit.evidence_steps import EOS, Step, make_step, oracle_columns
+from tests.unit.evidence_steps import EOS, LENGTHS, Step, make_step, oracle_columns
 from tests.unit.probe_builder import recordings
 
 
@@ -91,10 +91,10 @@ def make_plan(**options: Any) -> Plan:
     return derive(RunConfig(**{**config, **options}), profile, shape)
 
 
-def make_draft(**options: Any) -> Draft:
-    """A run that passes; options replace those of its config."""
+def make_draft(lengths: Sequence[int] = LENGTHS, **options: Any) -> Draft:
+    """A run that passes, with responses of these lengths; options replace those of its config."""
     plan = make_plan(**options)
-    steps = [make_step(plan, number) for number in range(plan.config.steps)]
+    steps = [make_step(plan, number, lengths) for number in range(plan.config.steps)]
     versions = [make_fingerprints(plan, version) for version in range(plan.config.steps + 1)]
     updates = [make_update(plan, number) for number in range(plan.config.steps)]
     return draft_of(plan, steps, versions, updates)

@@ -6,6 +6,7 @@ by keeping the order of a file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,7 @@ from rlk.evidence.samples import Samples, merge
 from rlk.plan.derive import Plan
 
 EOS = 1
+LENGTHS = (6, 3, 4, 5)  # of responses; 6 is the limit, at which one is cut off
 
 
 @dataclass
@@ -33,14 +35,14 @@ class Step:
         return merge([RolloutArrays(**columns) for columns in self.rollouts])
 
 
-def make_step(plan: Plan, number: int) -> Step:
-    """Samples of 6 (cut off), 3, 4 and 5 tokens; the first prompt of a step has 2 tokens, the second 3."""
+def make_step(plan: Plan, number: int, lengths: Sequence[int] = LENGTHS) -> Step:
+    """Samples of these lengths; the first prompt of a step has 2 tokens, the second 3."""
     random = np.random.default_rng(number)
     ids = np.arange(plan.samples_per_step) + number * plan.samples_per_step
     samples = []
     for index, sample in enumerate(ids.tolist()):
         group = index // plan.samples_per_prompt
-        tokens = random.integers(2, plan.shape.vocab_size, (6, 3, 4, 5)[index % 4]).astype(np.int32)
+        tokens = random.integers(2, plan.shape.vocab_size, lengths[index % len(lengths)]).astype(np.int32)
         cut = len(tokens) == plan.config.max_response_len
         if not cut:
             tokens[-1] = EOS
