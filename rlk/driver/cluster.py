@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray._private import state as ray_state  # the public listing needs the dashboard, which a run does not start
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.core.generated import common_pb2, gcs_pb2
 
+from rlk.driver import token
 from rlk.driver.errors import RunError
 from rlk.driver.processes import Ledger
-from rlk.evidence.ray_status import Actor
+from rlk.evidence.ray_status import CLEAN_CAUSES, Actor
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +31,8 @@ class Cluster:
     def __init__(self, actors: int, stop_s: float) -> None:
         self.ledger = Ledger()
         self.handles: dict[str, Any] = {}
+        self._names: dict[str, str] = {}  # Ray's name of an actor, which never changes, by the role that it has now
+        self._added = 0
         self._slots, self._stop_s = actors, stop_s
         self._folder: Path | None = None
 
@@ -45,12 +46,8 @@ class Cluster:
             raise RunError(
                 "this process is connected to a Ray already; a run starts its own: call ray.shutdown() first"
             )
-        # A token of this session's own, in memory: Ray would otherwise write one to the user's home, and say so.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        # When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal.
-        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-        Config.initialize("")  # Ray reads the mode when it is imported
-        AuthenticationTokenLoader.instance().reset_cache()
+        token.use_own()
+        quiet()
         # Ray puts sockets here, whose paths may have 107 characters: not below a deep run directory.
         self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
         ray.init(
@@ -71,31 +68,64 @@ class Cluster:
         )
         self.ledger.record_children()
 
-    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any) -> Any:
-        """Starts one actor: one rank, one process, with its environment set before its Python starts."""
-        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": dict(environment)}}
-        handle = ray.remote(cls).options(name=role, **options).remote(*args)
-        self.handles[role] = handle
+    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any, slot: int) -> Any:
+        """Starts one actor: one rank, one process, with its environment set before its Python starts.
+
+        slot: 0 to ranks - 1. A train rank and a rollout worker of the same slot share what the slot has, such as a GPU.
+        """
+        name, self._added = f"rank-{self._added}", self._added + 1
+        handle = ray.remote(cls).options(name=name, max_restarts=0, **self._options(slot, environment)).remote(*args)
+        self.handles[role], self._names[role] = handle, name
         return handle
+
+    def _options(self, slot: int, environment: Mapping[str, str]) -> dict[str, Any]:
+        """How Ray starts an actor of a slot."""
+        return {"num_cpus": 1, "runtime_env": {"env_vars": dict(environment)}}
+
+    def assign(self, roles: Mapping[str, str]) -> None:
+        """Gives actors other roles: new by old."""
+        taken = {new: (self.handles.pop(old), self._names.pop(old)) for old, new in roles.items()}
+        for role, (handle, name) in taken.items():
+            self.handles[role], self._names[role] = handle, name
+
+    def dismiss(self, roles: Collection[str]) -> None:
+        """Asks these actors to leave and waits until Ray calls them dead; they are not the session's any more.
+
+        Raises:
+            RunError: one of them did not leave as it was asked to.
+        """
+        left = self._leave(roles)
+        for role in roles:
+            del self.handles[role], self._names[role]
+        unclean = [actor.line() for actor in left if actor.cause not in CLEAN_CAUSES]
+        if unclean:
+            raise RunError(f"asked to leave, and did not leave well: {'; '.join(unclean)}")
 
     def actors(self) -> tuple[Actor, ...]:
         """Every actor's state, as Ray tells it; none while Ray is not up."""
         if not ray.is_initialized():
             return ()
-        found, exits = [], _exit_types()
+        found, exits, job = [], _exit_types(), ray.get_runtime_context().get_job_id()
+        roles = {name: role for role, name in self._names.items()}
         for entry in ray_state.actors().values():
-            if entry["Name"] in self.handles:
-                found.append(Actor(entry["Name"], entry["State"], entry["Pid"], _cause(entry, exits)))
+            if entry["JobID"] == job and entry["Name"] in roles:
+                found.append(Actor(roles[entry["Name"]], entry["State"], entry["Pid"], _cause(entry, exits)))
         return tuple(sorted(found, key=lambda actor: actor.name))
 
     def leave(self) -> tuple[Actor, ...]:
         """Asks every actor to leave, waits until Ray calls each of them dead, and returns how they ended."""
-        for handle in self.handles.values():
-            handle.leave.remote()
+        return self._leave(self.handles)
+
+    def _leave(self, roles: Collection[str]) -> tuple[Actor, ...]:
+        for role in roles:
+            self.handles[role].leave.remote()
         deadline = time.monotonic() + self._stop_s
-        while any(actor.state != "DEAD" for actor in self.actors()) and time.monotonic() < deadline:
+        while any(actor.state != "DEAD" for actor in self._named(roles)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return self.actors()
+        return self._named(roles)
+
+    def _named(self, roles: Collection[str]) -> tuple[Actor, ...]:
+        return tuple(actor for actor in self.actors() if actor.name in roles)
 
     def stop(self) -> None:
         """Ends Ray and every process recorded, by pid, and removes Ray's folder.
@@ -104,14 +134,22 @@ class Cluster:
             RunError: a process outlived even a kill.
         """
         if ray.is_initialized():
-            self.ledger.record_children()
-            ray.shutdown()
+            self._disconnect()
         self.ledger.end_all(self._stop_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         left = [owned for owned in self.ledger.owned if owned.process() is not None]
         if left:
             raise RunError(f"still alive after a kill: {', '.join(f'{o.role} (pid {o.pid})' for o in left)}")
+
+    def _disconnect(self) -> None:
+        self.ledger.record_children()
+        ray.shutdown()
+
+
+def quiet() -> None:
+    """When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal."""
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
 
 def _exit_types() -> dict[int, str]:

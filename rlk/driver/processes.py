@@ -4,7 +4,11 @@ touched."""
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+import signal
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FrameType
 
 import psutil
 
@@ -44,6 +48,12 @@ class Ledger:
         """Gives a process the role that it has in the run."""
         self._owned[pid] = Owned(pid, psutil.Process(pid).create_time(), role)
 
+    def rename(self, old: Collection[str], new: str) -> None:
+        """Gives every process of these roles another one."""
+        for owned in self.owned:
+            if owned.role in old:
+                self._owned[owned.pid] = replace(owned, role=new)
+
     def record_children(self) -> None:
         """Adds every process below this one that is not recorded yet, under the name that it has."""
         for child in psutil.Process().children(recursive=True):
@@ -70,3 +80,17 @@ class Ledger:
                 killed.append(owned)
         psutil.wait_procs([process for owned in killed if (process := owned.process()) is not None], timeout=timeout_s)
         return killed
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A polite end (SIGTERM) is an interrupt meanwhile: processes are ended and the evidence is sealed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
