@@ -140,8 +140,7 @@ def captured(c: IpcCollective, device: torch.device) -> str:
         graph.replay()
         outside = tree_all_reduce(x, c, "outside") if i % 3 == 0 else total
         found.append((total.clone(), gathered.clone(), last.clone(), outside.clone()))
-    with c.naming_timeouts():
-        torch.cuda.synchronize()
+    c.settle()
     for i, (a, b, z, o) in enumerate(found):
         whole = table[i % 6]
         expected = tree_sum(whole)
@@ -186,12 +185,12 @@ def stays_away(group: dist.ProcessGroup, device: torch.device) -> str:
     c = IpcCollective(group, "tensor parallel group", device, timeout_s=3.0, arena_bytes=ARENA)
     t, absent = torch.ones(1000, device=device), c.size - 1
     c.gather_tree(t, "layers.2.o")
-    torch.cuda.synchronize()
+    c.settle()
     said, began = f"rank {absent} stayed away", time.monotonic()
     if c.rank != absent:
         try:
-            with c.naming_timeouts():
-                c.gather_tree(t, "layers.3.down").tolist()
+            c.gather_tree(t, "layers.3.down")
+            c.settle()
         except CollectiveTimeoutError as error:
             said = str(error)
         else:
