@@ -1,4 +1,4 @@
-# make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+# make setup | verify | test | matrix | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_OPTIONS ?=
 REQUIREMENTS := $(filter-out requirements/mutants.txt,$(wildcard requirements/*.txt))
 
-.PHONY: test-cuda setup verify test faults mutants lint clean
+.PHONY: test-cuda setup verify test matrix faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -28,6 +28,12 @@ verify: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Every pair of topologies under every sampling setting, an hour on two cores. It goes on where it was stopped, and writes
+# docs/evidence/matrix-cpu.json and docs/matrix.md. A part of it: make matrix MATRIX="--only mixed --minutes 20".
+MATRIX ?=
+matrix: setup
+	$(BIN)/python -m tools.matrix $(MATRIX)
 
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup

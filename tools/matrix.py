@@ -3,62 +3,32 @@
 from __future__ import annotations
 
 import platform
-import secrets
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 import click
 
-from rlk.driver.progress import LiveView
+from rlk.driver.pool import Pool
 from rlk.driver.provenance import repository, versions
-from rlk.driver.run import Outcome, execute_in
-from rlk.driver.session import Session
+from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, composed, problems, record
-from rlk.evidence.record import Record
 from rlk.plan.derive import Plan
 from rlk.plan.matrix import Matrix, MatrixCell
-from rlk.plan.naming import new_run_id
 from tools import matrix_page
 
 ROOT = Path(__file__).parents[1]
 
 
-@dataclass
-class Runner:
-    """Runs cells, one after the other, in one session for as long as it holds."""
-
-    runs: Path
-    session: Session | None = None
-
-    def run(self, cell: MatrixCell) -> CellRecord:
-        """One cell from the initial state; a session in which a run failed is not used again."""
-        began, revision = time.monotonic(), _revision()
-        plan = self._named(cell.plan)
-        with LiveView(sys.stderr, plan.config.steps) as watch:
-            if self.session is None:
-                self.session = Session(plan)
-                self.session.start(watch)
-            outcome = execute_in(self.session, plan, watch)
-        if Record(Path(outcome.run_dir)).manifest.status != "complete":
-            self.stop()
-        return _record(cell, outcome, revision, round(time.monotonic() - began, 1))
-
-    def _named(self, plan: Plan) -> Plan:
-        run_id = new_run_id(plan.cell, datetime.now(), secrets.token_hex(2))
-        config = plan.config.model_copy(update={"output_root": str(self.runs)})
-        return replace(plan, config=config).with_run_id(run_id)
-
-    def stop(self) -> None:
-        """Ends all processes."""
-        session, self.session = self.session, None
-        if session is not None:
-            session.stop()
+def _run(pool: Pool, cell: MatrixCell) -> CellRecord:
+    """One cell from the initial state, with the time that its move to the topology took."""
+    began, revision = time.monotonic(), _revision()
+    _, outcome = pool.run(cell.plan, sys.stderr)
+    return _record(cell, outcome, revision, round(time.monotonic() - began, 1))
 
 
 def _record(cell: MatrixCell, outcome: Outcome, revision: str | None, seconds: float) -> CellRecord:
@@ -121,17 +91,17 @@ def main(topologies: str, sampling: str, output: str, page: str, runs: str, only
     done = {one.id: one for one in old if one.how == "run" and one.passed}
     ready = [cell for cell in cells if cell.how == "run" and not cell.plan.unbuilt]
     wanted = [cell for cell in ready if cell.id not in done and only in cell.id]
-    runner = Runner(Path(runs))
+    pool = Pool(Path(runs))
     try:
         for i, cell in enumerate(wanted):
             if minutes and time.monotonic() - began > 60 * minutes:
                 break
             click.echo(f"{datetime.now():%H:%M:%S} {i + 1}/{len(wanted)} {cell.id}", err=True)
-            done[cell.id] = one = runner.run(cell)
+            done[cell.id] = one = _run(pool, cell)
             _write(file, cells, done.values(), command)
             click.echo(f"{'PASS' if one.passed else 'FAIL'} {one.tokens} tokens {one.digest} {one.seconds} s", err=True)
     finally:
-        runner.stop()
+        pool.stop()
     evidence = _write(file, cells, done.values(), command)
     if page:
         matrix_page.write(Path(page), cells, evidence)
