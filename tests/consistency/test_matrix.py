@@ -53,7 +53,9 @@ def test_neighbouring_pairs_of_this_commit_make_one_trajectory(turn: tuple[CellR
     assert all(metrics.nonzero_advantages > 0 for metrics in one.record.metrics)
 
 
-def test_another_setting_of_the_pair_makes_another_trajectory(turn: tuple[CellRun, CellRun], sessions: Sessions) -> None:
+def test_another_setting_of_the_pair_makes_another_trajectory(
+    turn: tuple[CellRun, CellRun], sessions: Sessions
+) -> None:
     _, last = turn
     pair = (last.plan.train, last.plan.rollout)
     (greedy,) = [c for c in CELLS if c.sampling == "greedy" and (c.plan.train, c.plan.rollout) == pair]
