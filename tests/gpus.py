@@ -15,11 +15,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from rlk.driver.gpus import VISIBLE, Gpu
+from rlk.driver.gpus import VISIBLE, Gpu, visible_gpus
 from rlk.plan.profile import Profile
 
 WORKERS = "PYTEST_XDIST_WORKER_COUNT"
 POLL_S = 0.2
+WAIT_S = 3600
 
 
 class LeaseError(RuntimeError):
@@ -34,6 +35,14 @@ def folder() -> Path:
 def share(profile: Profile, there: int, env: Mapping[str, str]) -> int:
     """How many of `there` GPUs one cell takes: what its profile says, else this worker's even share, at least one."""
     return profile.gpus or profile.gpus_of(max(1, there // int(env.get(WORKERS, "1"))))
+
+
+@contextmanager
+def lease_for(profile: Profile, env: MutableMapping[str, str]) -> Iterator[tuple[Gpu, ...]]:
+    """A lease of what a session of this profile takes; waits for other cells as long as those may take."""
+    found = visible_gpus(env)
+    with lease(share(profile, len(found), env), found, env, folder(), WAIT_S) as taken:
+        yield taken
 
 
 @contextmanager

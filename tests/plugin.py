@@ -79,8 +79,8 @@ def _need(marker: str) -> None:
     found = hopper_gpus()
     if len(found) < NEEDED[marker]:
         raise pytest.UsageError(
-            f"-m {marker} needs {NEEDED[marker]} Hopper GPUs, this machine has {len(found)}: run it on one that has, or "
-            f"leave such tests out with -m 'not {marker}'"
+            f"-m {marker} needs {NEEDED[marker]} Hopper GPUs, this machine has {len(found)}: run it on one that has, "
+            f"or leave such tests out with -m 'not {marker}'"
         )
 
 

@@ -6,6 +6,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -22,6 +23,7 @@ from rlk.evidence.verdict import Validation
 from rlk.plan.cells import Cell
 from rlk.plan.derive import Plan
 from rlk.plan.naming import new_run_id
+from tests.gpus import lease_for
 from tests.plugin import ROOT, cells
 
 OUTPUT = "RLK_TEST_OUTPUT"
@@ -57,6 +59,7 @@ class Sessions:
     def __init__(self, output: Path) -> None:
         self.output = output
         self._session: Session | None = None
+        self._leased = ExitStack()
 
     def run(self, cell: Cell, plan: Plan) -> CellRun:
         """A run of the plan from the initial state."""
@@ -66,15 +69,18 @@ class Sessions:
         with LiveView(sys.stderr, plan.config.steps) as watch:
             if self._session is None or self._session.plan.profile != plan.profile:
                 self.stop()
+                if plan.profile.device == "cuda":
+                    self._leased.enter_context(lease_for(plan.profile, os.environ))
                 self._session = Session(plan)
                 self._session.start(watch)
             return CellRun(cell, plan, execute_in(self._session, plan, watch))
 
     def stop(self) -> None:
-        """Ends the session's processes."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.stop()
+        """Ends the session's processes, and gives its GPUs back after that."""
+        with self._leased:
+            if self._session is not None:
+                session, self._session = self._session, None
+                session.stop()
 
 
 @pytest.fixture(scope="session")
