@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -13,15 +15,19 @@ from rlk.driver.run import Outcome, execute_in
 from rlk.driver.session import Session
 from rlk.plan.derive import Plan
 from rlk.plan.naming import new_run_id
+from rlk.plan.profile import Profile
+
+Lease = Callable[[Profile], AbstractContextManager[object]]
 
 
 class Pool:
     """The one session that is alive. A plan of another profile ends it and starts its own; so does any plan after a run
     that did not come to its end, since ranks may still wait for each other."""
 
-    def __init__(self, output: Path) -> None:
-        """`output`: the folder that gets the run directories."""
-        self.output = output
+    def __init__(self, output: Path, lease: Lease | None = None) -> None:
+        """`output`: the folder that gets the run directories. `lease`: what a profile with GPUs holds meanwhile."""
+        self.output, self._lease = output, lease
+        self._leased = ExitStack()
         self._session: Session | None = None
 
     def run(self, plan: Plan, out: TextIO) -> tuple[Plan, Outcome]:
@@ -34,12 +40,15 @@ class Pool:
             self.stop()
         with LiveView(out, plan.config.steps) as watch:
             if self._session is None:
+                if self._lease is not None and plan.profile.device == "cuda":
+                    self._leased.enter_context(self._lease(plan.profile))
                 self._session = Session(plan)
                 self._session.start(watch)
             return plan, execute_in(self._session, plan, watch)
 
     def stop(self) -> None:
-        """Ends the session's processes."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.stop()
+        """Ends the session's processes, and gives back what was leased after that."""
+        with self._leased:
+            if self._session is not None:
+                session, self._session = self._session, None
+                session.stop()

@@ -20,6 +20,7 @@ from rlk.evidence.validate import validate
 from rlk.evidence.verdict import Validation
 from rlk.plan.cells import Cell
 from rlk.plan.derive import Plan
+from tests.gpus import lease_for
 from tests.plugin import ROOT, cells
 
 OUTPUT = "RLK_TEST_OUTPUT"
@@ -53,14 +54,14 @@ class Sessions:
     """Runs cells in one session after the other, see rlk.driver.pool."""
 
     def __init__(self, output: Path) -> None:
-        self.pool = Pool(output)
+        self.pool = Pool(output, lease=lambda profile: lease_for(profile, os.environ))
 
     def run(self, cell: Cell, plan: Plan) -> CellRun:
         """A run of the plan from the initial state."""
         return CellRun(cell, *self.pool.run(plan, sys.stderr))
 
     def stop(self) -> None:
-        """Ends the session's processes."""
+        """Ends the session's processes, and gives its GPUs back after that."""
         self.pool.stop()
 
 
