@@ -28,6 +28,8 @@ from tools.gpu.ranks import on_processes
 from tools.gpu.report import Report
 
 SIZES = (2, 4, 8)
+sizes = SIZES
+"""Those that are run."""
 ARENA = 4 << 20
 """Small, so that sums of a few megabytes take several turns."""
 REPLAYS = 60
@@ -38,7 +40,7 @@ def run(report: Report) -> None:
     """One entry a size; the four run with a setting of torch's allocator whose own memory CUDA IPC cannot export.
 
     A size that fails is the last: processes that wait for one another would take their whole time each."""
-    for size in SIZES:
+    for size in sizes:
         setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if size == 4 else {}
         name = f"{size} processes" + "".join(f", {key}={value}" for key, value in setting.items())
         report.check(name, lambda n=size, s=setting: on_processes(n, everything, SECONDS, s)[0])
