@@ -1,4 +1,4 @@
-# make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+# make setup | verify | test | faults | engines | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_OPTIONS ?=
 REQUIREMENTS := $(filter-out requirements/mutants.txt,$(wildcard requirements/*.txt))
 
-.PHONY: test-cuda setup verify test faults mutants lint clean
+.PHONY: test-cuda setup verify test faults engines mutants lint clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ test: setup
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup
 	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
+
+# Runs every line of matrices/engine.yaml and writes docs/evidence/engine-cpu.json: minutes.
+engines: setup
+	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
 # Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
 ONLY ?=
