@@ -111,8 +111,8 @@ def watched(engine: EngineRank) -> Iterator[list[int]]:
     scheduler, rows = engine._live.engine_core.engine_core.scheduler, list[int]()
     schedule = scheduler.schedule
 
-    def counted() -> Any:
-        step = schedule()
+    def counted(*arguments: Any) -> Any:
+        step = schedule(*arguments)
         rows.append(len(step.num_scheduled_tokens))
         return step
 
