@@ -14,7 +14,7 @@ from tests import engine_evidence
 from tests.consistency.engine_matrix import ALL_ENGINES, BATCH, Schedule, load, make_batch, make_crowd, shares
 
 VALUES: dict[str, tuple[object, ...]] = {
-    "budget": (17, 32, 100, 2048),
+    "budget": (17, 32, 64, 2048),
     "cache": ("cold", "warm"),
     "pages": ("few", "plenty"),
     "engines": (1, 2, ALL_ENGINES),
