@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
-from rlk.rollout.readback import PACKAGES
+from rlk.driver.provenance import versions
 from tests.consistency import engine_matrix
 
 ROWS = Path(__file__).parents[1] / "docs" / "evidence" / "engine-cpu.json"
@@ -30,6 +29,7 @@ class Row:
     seconds: float
     digest: str
     passed: bool
+    revision: str | None
 
 
 def read() -> list[Row]:
@@ -45,7 +45,7 @@ def write(new: Sequence[Row]) -> None:
     body = {
         "schema": SCHEMA,
         "command": COMMAND,
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "cells": [asdict(rows[name]) for name in order if name in rows],
     }
     ROWS.write_text(f"{json.dumps(body, indent=1)}\n", encoding="utf-8")

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from rlk.driver.provenance import revision
 from rlk.plan.sampling import Sampling
 from tests.consistency.engine_matrix import BATCH, NEEDLES, ROOM, WHOLE, Crowd, Schedule, load, make_batch, make_crowd
 from tests.consistency.engine_pool import EnginePool, Run
@@ -54,6 +55,7 @@ class Found:
             seconds=self.seconds,
             digest=sha256(b"".join(outcome.words)).hexdigest(),
             passed=outcome.words == reference.words and mismatches == 0,
+            revision=revision(),
         )
 
 
