@@ -45,6 +45,18 @@ def replicated_names(plan: Plan) -> frozenset[str]:
     return frozenset(t.hf_name for p in parameters(plan.shape) if p.replicated for t in p.tensors)
 
 
+def by_tensor_rank(ranks: Sequence[Parts], tp: int) -> list[Parts]:
+    """An engine's parts, one a tensor-parallel rank; engine rank = cp_rank * TP + tp_rank.
+
+    Context-parallel ranks hold the same weights. Where one differs its sum is taken, so that the difference shows.
+    """
+    places = [ranks[t::tp] for t in range(tp)]
+    return [
+        {name: next((p[name] for p in same if p[name] != same[0][name]), same[0][name]) for name in same[0]}
+        for same in places
+    ]
+
+
 def whole(parts: Sequence[Parts], replicated: frozenset[str]) -> dict[str, str]:
     """Fingerprints of whole tensors from those of the tensor-parallel ranks' parts.
 
@@ -125,5 +137,5 @@ def fingerprint_record(
         tensors=tuple(tensors),
         trainer=whole(by_tp, replicated),
         trainer_replicas_agree=same_over_cp and same_over_tp,
-        engines=tuple(whole(ranks, replicated) for ranks in engines),
+        engines=tuple(whole(by_tensor_rank(ranks, plan.rollout.tp), replicated) for ranks in engines),
     )

@@ -21,6 +21,7 @@ from rlk.evidence.arrays import LENGTH, STOP, BatchArrays, OracleArrays, Rollout
 from rlk.evidence.counts import batch_counts
 from rlk.evidence.digest import START, Made, trajectory_line, weights_hash
 from rlk.evidence.oracle import looked_at, uniform
+from rlk.evidence.partition import rows_key
 from rlk.evidence.plans import derived_record, topology_record
 from rlk.evidence.probe import Probe
 from rlk.evidence.program import parameters
@@ -36,6 +37,7 @@ from rlk.evidence.schemas import (
     Manifest,
     Memory,
     Metrics,
+    Partitioned,
     Process,
     Readback,
     Repository,
@@ -373,6 +375,15 @@ def _fingerprints(plan: Plan, version: int) -> Fingerprints:
     return Fingerprints(version=version, tensors=tensors, trainer=hashes, trainer_replicas_agree=True, engines=engines)
 
 
+def _partitioned(plan: Plan, rank: int, rows: int = 40) -> Partitioned:
+    """Two prefill steps of 40 rows together, evenly over the context-parallel ranks; none without any."""
+    cp, n = plan.rollout.cp, rows // plan.rollout.cp
+    if cp == 1:
+        return Partitioned(steps=0, rows=0, own_rows=0, own_key=0)
+    first = rank // plan.rollout.tp * n
+    return Partitioned(steps=2, rows=rows, own_rows=n, own_key=rows_key(0, [range(first, first + n)]))
+
+
 def _manifest(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
     pids = {role: 100 + number for number, role in enumerate(roles)}
     train = tuple(
@@ -382,7 +393,10 @@ def _manifest(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
     engines = tuple(
         tuple(
             EngineReadback(
-                pid=pids[layout.engine_role(engine, rank)], kernels=KERNELS, **requested_engine(plan, engine, rank)
+                pid=pids[layout.engine_role(engine, rank)],
+                kernels=KERNELS,
+                partitioned=_partitioned(plan, rank),
+                **requested_engine(plan, engine, rank),
             )
             for rank in range(plan.engine_ranks)
         )
