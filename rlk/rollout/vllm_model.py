@@ -14,6 +14,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from rlk.kernels.collectives.base import Alone, Collective
 from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
 from rlk.model import checkpoint
 from rlk.model.native import NativeOps
 from rlk.model.ops import CanonicalOps, Ops
@@ -34,13 +35,19 @@ def plan_of(vllm_config: Any) -> Plan:
     return Plan.from_json(vllm_config.additional_config[PLAN_KEY])
 
 
-def rollout_context() -> ParallelContext:
+def rollout_context(plan: Plan) -> ParallelContext:
     """This rank's place in the engine, over vLLM's own groups: engine rank = cp_rank * TP + tp_rank."""
-    return ParallelContext(_transport(get_tp_group(), "rollout TP"), _transport(get_pcp_group(), "rollout CP"))
+    timeout_s = plan.profile.timeouts.collective_s
+    return ParallelContext(
+        _transport(get_tp_group(), "tensor parallel group of an engine", timeout_s),
+        _transport(get_pcp_group(), "context parallel group of an engine", timeout_s),
+    )
 
 
-def _transport(group: Any, name: str) -> Collective:
-    return Alone() if group.world_size == 1 else GlooCollective(group.cpu_group, name)
+def _transport(group: Any, name: str, timeout_s: float) -> Collective:
+    if group.world_size == 1:
+        return Alone()
+    return SharedMemoryCollective(GlooCollective(group.cpu_group, name), name, timeout_s)
 
 
 def step_batch() -> PagedBatch | None:
@@ -72,7 +79,7 @@ class RolloutQwen3(nn.Module):
         self.recorder: Recorder | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
         with set_default_torch_dtype(torch.float32):
-            self.qwen3 = Qwen3(shape, rollout_context(), ops, plan.max_model_len)
+            self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len)
         self.context_parallel = ContextParallel(self.qwen3.context.cp)
         self.attention = nn.ModuleList(
             ShardedAttention(
