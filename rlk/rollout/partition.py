@@ -44,13 +44,12 @@ class Cut:
         """The cut of a step of `tokens` >= 1 rows."""
         ranks = [pieces_of(rank, group.size, tokens) for rank in range(group.size)]
         most = max(len(low) + len(high) for low, high in ranks)
-        order = [0] * tokens
+        rows, order = torch.zeros(group.size, most, dtype=torch.int64), torch.empty(tokens, dtype=torch.int64)
         for rank, pieces in enumerate(ranks):
-            for place, row in enumerate(row for piece in pieces for row in piece):
-                order[row] = rank * most + place
-        mine = [row for piece in ranks[group.rank] for row in piece]
-        rows = torch.tensor(mine + [0] * (most - len(mine)), device=device)
-        return cls(ranks[group.rank], rows, torch.tensor(order, device=device), group)
+            own = torch.cat([torch.arange(piece.start, piece.stop) for piece in pieces])
+            rows[rank, : own.numel()] = own
+            order[own] = torch.arange(rank * most, rank * most + own.numel())
+        return cls(ranks[group.rank], rows[group.rank].to(device), order.to(device), group)
 
     @property
     def own(self) -> int:
