@@ -23,7 +23,7 @@ from tests.consistency.engines import Outcome, make_plan, make_requests, page_by
 T = TypeVar("T")
 
 RANKS = 4
-NARROW, FEW_PAGES = 24, 24  # tokens a step, so that no prompt is whole; pages, a third of what the sequences fill
+NARROW, FEW_PAGES = 24, 18  # tokens a step, so that no prompt is whole; pages, a quarter of what the sequences fill
 TOPOLOGIES = {"cp4": (1, 4), "cp2": (1, 2), "tp2 cp2": (2, 2), "cp1": (1, 1)}
 
 

@@ -1,7 +1,7 @@
 """An engine whose ranks share out query rows and KV pages generates the bytes of one rank alone.
 
 Twelve prompts of 5 to 117 tokens, five samplings mixed, on engines of 1, 2 and 4 context-parallel ranks and on TP 2 x
-CP 2. 24 tokens a step cut every prompt, and 24 pages are a third of what the sequences fill, so that chunks, pages
+CP 2. 24 tokens a step cut every prompt, and 18 pages are a quarter of what the sequences fill, so that chunks, pages
 taken from the prefix cache and preempted requests all occur at once, in the same schedule for every degree. The twin: a
 rank that writes another's rows of each page.
 """
