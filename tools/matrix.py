@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from rlk.driver.pool import Pool
-from rlk.driver.provenance import repository, versions
+from rlk.driver.provenance import revision, versions
 from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, composed, problems, record
 from rlk.plan.derive import Plan
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[1]
 
 def _run(pool: Pool, cell: MatrixCell) -> CellRecord:
     """One cell from the initial state, with the time that its move to the topology took."""
-    began, revision = time.monotonic(), _revision()
+    began, code = time.monotonic(), revision()
     _, outcome = pool.run(cell.plan, sys.stderr)
-    return _record(cell, outcome, revision, round(time.monotonic() - began, 1))
+    return _record(cell, outcome, code, round(time.monotonic() - began, 1))
 
 
-def _record(cell: MatrixCell, outcome: Outcome, revision: str | None, seconds: float) -> CellRecord:
+def _record(cell: MatrixCell, outcome: Outcome, code: str | None, seconds: float) -> CellRecord:
     return record(
         cell,
         outcome.digest,
@@ -40,15 +40,9 @@ def _record(cell: MatrixCell, outcome: Outcome, revision: str | None, seconds: f
         mismatches=outcome.mismatching_tokens,
         steps=outcome.steps,
         seconds=seconds,
-        revision=revision,
+        revision=code,
         errors=outcome.errors,
     )
-
-
-def _revision() -> str | None:
-    found = repository()
-    patch = f"+{found.patch_sha256[:12]}" if found.patch_sha256 else ""
-    return f"{found.revision}{patch}" if found.revision else None
 
 
 def _device(plan: Plan) -> str:
