@@ -1,5 +1,6 @@
-# make setup | verify | test | matrix | h100 | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or
-# set CXX). make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
+# make setup | verify | test | matrix | h100 | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or
+# clang++, or set CXX). make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12
+# (PYTHON=python3.12).
 PYTHON ?= python3.11
 DEVICE ?= cpu
 VENV := .venv
@@ -13,7 +14,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test matrix h100 faults mutants lint clean
+.PHONY: test-cuda setup verify test matrix h100 engines faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -53,6 +54,10 @@ h100: setup
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup
 	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
+
+# Runs every line of matrices/engine.yaml and writes docs/evidence/engine-cpu.json: minutes.
+engines: setup
+	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
 # Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
 ONLY ?=

@@ -17,7 +17,7 @@ from rlk.driver.errors import RunError
 from rlk.driver.gpus import visible_gpus
 from rlk.driver.pool import Pool
 from rlk.driver.processes import time_limit
-from rlk.driver.provenance import repository, versions
+from rlk.driver.provenance import revision, versions
 from rlk.driver.refusals import refuse
 from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, NativeArm, composed, problems, record
@@ -32,11 +32,11 @@ ROOT = Path(__file__).parents[1]
 def _run(pool: Pool, cell: MatrixCell, native: bool, before: CellRecord | None) -> CellRecord:
     """One cell from the initial state, with the time that its move to the topology took; then its native arm, where
     that is asked for. A cell that passed `before` lacks that arm alone."""
-    began, revision = time.monotonic(), _revision()
+    began, code = time.monotonic(), revision()
     one = before
     if one is None:
         outcome = _arm(pool, cell.plan, cell.limit_s)
-        one = _record(cell, outcome, revision, round(time.monotonic() - began, 1))
+        one = _record(cell, outcome, code, round(time.monotonic() - began, 1))
         if native:
             one = one.model_copy(update={"step_seconds": _step_seconds(outcome), "memory": _memory(outcome)})
     if native and one.passed:
@@ -74,7 +74,7 @@ def _memory(outcome: Outcome) -> dict[str, int]:
     return {"kv cache": readback.engines[0][0].kv_cache_bytes}
 
 
-def _record(cell: MatrixCell, outcome: Outcome, revision: str | None, seconds: float) -> CellRecord:
+def _record(cell: MatrixCell, outcome: Outcome, code: str | None, seconds: float) -> CellRecord:
     return record(
         cell,
         outcome.digest,
@@ -83,15 +83,9 @@ def _record(cell: MatrixCell, outcome: Outcome, revision: str | None, seconds: f
         mismatches=outcome.mismatching_tokens,
         steps=outcome.steps,
         seconds=seconds,
-        revision=revision,
+        revision=code,
         errors=outcome.errors,
     )
-
-
-def _revision() -> str | None:
-    found = repository()
-    patch = f"+{found.patch_sha256[:12]}" if found.patch_sha256 else ""
-    return f"{found.revision}{patch}" if found.revision else None
 
 
 def _device(plan: Plan) -> str:

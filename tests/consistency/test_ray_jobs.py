@@ -225,6 +225,7 @@ def test_train_rank_and_rollout_worker_share_a_gpu(ray: Ray, tmp_path: Path) -> 
     (tmp_path / "placed.py").write_text(PLACED)
     python = f"{sys.executable} -P {tmp_path}/placed.py {tmp_path}/plan.json"
     output = ray.job("submit", "--runtime-env-json", json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}}), "--", python)
+    assert "\nGPUS " in output, output
     (gpus,) = (json.loads(line[5:].replace("'", '"')) for line in output.splitlines() if line.startswith("GPUS "))
     pairs = [tuple(gpus[i : i + 2]) for i in range(0, 8, 2)]
     assert all(train == worker for train, worker in pairs), pairs
