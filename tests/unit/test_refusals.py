@@ -18,7 +18,6 @@ from rlk.driver.refusals import allocator_refusals, gpu_refusals, settings_refus
 from rlk.evidence.schemas import Repository
 from rlk.plan.config import RunConfig
 from rlk.plan.derive import Plan, derive
-from rlk.rollout.arguments import engine_arguments
 from tests.unit.nvml import devices, library
 from tests.unit.tiny import SHAPE, profile
 
@@ -60,11 +59,6 @@ def test_dirty_checkout_is_refused_unless_allowed() -> None:
     assert "--allow-dirty" in line
     assert said(plan({"allow_dirty": True}), {}, DIRTY) == []
     assert said(plan(test=True), {}, DIRTY) == []
-
-
-def test_no_engine_is_started_in_sleep_mode() -> None:
-    """Its allocator would be one of these, and comes with an argument that no variable of the environment replaces."""
-    assert not engine_arguments(plan(device="cuda")).get("enable_sleep_mode", False)
 
 
 @pytest.mark.parametrize(
