@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from rlk.kernels.collectives.base import Alone, Collective
 from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
 from rlk.kernels.proof import prove
 from rlk.model.parallel import ParallelContext
 from rlk.plan.derive import Plan
@@ -66,7 +67,10 @@ class TrainRank:
         for ranks in members:  # every process takes part in making every group
             group = dist.new_group(ranks, timeout=self._timeout())
             if self.rank in ranks and len(ranks) > 1:
-                mine = GlooCollective(group, f"{name} group of train ranks {ranks}")
+                words = f"{name} group of train ranks {ranks}"
+                mine = SharedMemoryCollective(
+                    GlooCollective(group, words), words, self.plan.profile.timeouts.collective_s
+                )
         return mine
 
     def reset(self, plan_json: str) -> dict[str, Any]:
