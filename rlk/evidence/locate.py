@@ -15,7 +15,7 @@ from rlk.evidence.arrays import I64
 from rlk.evidence.element import element
 from rlk.evidence.place import Place, Side, Word
 from rlk.evidence.probe import U64
-from rlk.evidence.program import STATES, Op, replicated
+from rlk.evidence.program import STATES, Kept, Op, replicated
 from rlk.evidence.samples import token_keys, token_of
 
 
@@ -40,7 +40,7 @@ class Search:
             wrong |= set(table.wrong.tolist())
             key = table.first
             if key is not None and (place is None or (key,) < (place[0],)):
-                place = key, shard, table.words(key)
+                place = key, shard, table.words(key, op.kept)
         self.rows += compared
         if place is not None:
             sample, position = token_of(place[0])
@@ -116,7 +116,7 @@ class _Table:
         """The lowest key on which words differ."""
         return int(self.wrong[0]) if len(self.wrong) else None
 
-    def words(self, key: int) -> tuple[Word, Word]:
+    def words(self, key: int, kept: Kept | None = None) -> tuple[Word, Word]:
         """The word that most ranks have for a key, and the first other one."""
         rows = slice(int(np.searchsorted(self.key, key)), int(np.searchsorted(self.key, key, side="right")))
         found: dict[int, list[str]] = {}
@@ -126,7 +126,7 @@ class _Table:
                 names.append(self.sources[source])
         # Ranks vote, not passes: one rank that was wrong in two passes is still one.
         common, odd, *_ = sorted(found.items(), key=lambda item: -len({name.split(" ")[-1] for name in item[1]}))
-        return Word(tuple(common[1]), common[0]), Word(tuple(odd[1]), odd[0])
+        return Word(tuple(common[1]), common[0], kept), Word(tuple(odd[1]), odd[0], kept)
 
 
 def _rows(op: Op, sides: Sequence[Side], shard: int | None) -> Iterator[_Part]:

@@ -123,10 +123,7 @@ class RolloutQwen3(nn.Module):
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         """Logits bf16 [T, vocabulary], the real columns only, on every rank."""
-        logits = self.qwen3.logits(hidden_states)
-        if self.recorder is not None:
-            self.recorder.end()
-        return logits
+        return self.qwen3.logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Loads this rank's shards from the checkpoint folder, by the reader that the trainer uses.

@@ -23,11 +23,12 @@ from rlk.evidence.probe import Probe
 from rlk.evidence.samples import merge
 from rlk.evidence.schemas import Fingerprints
 from rlk.evidence.verdict import Validation
-from rlk.kernels import attention
+from rlk.kernels import attention, policy
 from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
 from rlk.model.parallel import ParallelContext
+from rlk.model.policy_probe import ProbedPolicy
 from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.config import RunConfig
@@ -64,9 +65,9 @@ class Engine:
         if engine > 0 and inject is not None and injection(inject).fault.side != "both":
             inject = None  # as the engines do: a fault of one side acts in engine 0
         ops, _ = ops_for(inject, "rollout", "both")
-        self.policy, _ = policy_for(inject, "rollout", "both")
         self.steals_page = steals_page and engine == 0
         self.recorder = Recorder(context, plan.shape.layers, native=False)
+        self.policy, _ = policy_for(inject, "rollout", "both", inner=ProbedPolicy(policy, self.recorder))
         self.plan = plan
         self.model = Qwen3(plan.shape, context, ProbedOps(ops, self.recorder), plan.max_model_len)
         self.model.load(checkpoint.load(Path(plan.profile.model), self.model.params, context))

@@ -34,7 +34,7 @@ def located(run: Record, step: StepRecord) -> str | None:
     except EvidenceError as error:
         return f"the probe cannot tell where: {error}"
     if search.place is None:
-        return "the probe sees equal logits: the difference begins after them, in the sampling rules"
+        return "every recorded op agrees, the log-probability included: the difference came after it was computed"
     return f"first op that differs: {search}"
 
 
@@ -45,7 +45,7 @@ def _search(run: Record, step: StepRecord) -> tuple[Search, int]:
     trains = [p for p in probes if p.role.startswith("train-")]
     sides = [Side("rollout", "rollout", engines), Side("score", "score", trains), Side("update", "update", trains)]
     search, seen = Search(), 0
-    for op in forward(layers, leaves=not native):
+    for op in forward(layers, native=native):
         search.op(op, sides)
         if op.head and op.sharded:
             seen = Search().op(op, sides[:2])
@@ -65,9 +65,7 @@ def _failure(step: StepRecord, place: Place) -> Failure:
         # A position predicts the token after it.
         at = place.position + 1 - int(samples.prompt_len[rows[0]])
         index = at if 0 <= at < int(samples.response_len[rows[0]]) else None
-    left, right = (
-        Said(source=", ".join(word.sources), value=f"0x{word.value:016x}") for word in (place.odd, place.common)
-    )
+    left, right = (Said(source=", ".join(word.sources), value=word.said) for word in (place.odd, place.common))
     shard = "" if place.shard is None else f" shard {place.shard}"
     where = f"{place.op}{shard}" + ("" if place.position is None else f" position {place.position}")
     return Failure(where=where, step=step.step, sample=place.sample, token_index=index, left=left, right=right)
