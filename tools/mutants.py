@@ -29,6 +29,15 @@ TESTS = ("tests/unit/test_evidence_*.py", "tests/unit/test_oracle.py")
 FIRST = 50
 """Tests that every mutant meets, of those that run its statement. What survives them meets all in the end."""
 
+_OTHER = {
+    "Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "FloorDiv": "Mul", "Mod": "Mul", "Pow": "Mul",
+    "LShift": "RShift", "RShift": "LShift", "BitAnd": "BitOr", "BitOr": "BitAnd", "BitXor": "BitAnd",
+}  # fmt: skip
+"""Of the eleven replacements that cosmic-ray makes of a binary operator the one that is made here: a test that sees
+one sees the others. `--all` makes them all."""
+LAST = "checks/causes.py"
+"""A remark beside a verdict and never a part of it: its mutants come last."""
+
 sys.path.insert(0, str(COPY))
 
 
@@ -37,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("modules", nargs="*", help="parts of module names; all without one")
     parser.add_argument("--seconds", type=float, default=36000.0, help="limit for the run")
+    parser.add_argument("--all", action="store_true", help="every replacement of an operator")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results, and take the tree as it is now")
     asked = parser.parse_args()
     if asked.fresh or not COPY.exists():
@@ -45,7 +55,7 @@ def main() -> int:
     _import_libraries()
     until = time.monotonic() + asked.seconds
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
-        _Run(asked.modules, until, Path(scratch)).all()
+        _Run(asked.modules, until, Path(scratch), every=asked.all).all()
     return 0
 
 
@@ -103,10 +113,10 @@ Passes = Callable[[Mutant, Sequence[str]], bool]
 class _Run:
     """The mutants of some modules, until time is up."""
 
-    def __init__(self, words: Sequence[str], until: float, scratch: Path) -> None:
+    def __init__(self, words: Sequence[str], until: float, scratch: Path, *, every: bool) -> None:
         from tools import mutant_tests  # from the copy
 
-        self.part = slice(FIRST)
+        self.part, self.every = slice(FIRST), every
         self.tool, self.words, self.until, self.scratch = mutant_tests, words, until, scratch
         self.files = [str(path) for pattern in TESTS for path in sorted(Path().glob(pattern))]
         self.tests = mutant_tests.measured(self.files, scratch)
@@ -152,12 +162,13 @@ class _Run:
     def _each(self, judge: Callable[[Mutant], WorkResult | None]) -> None:
         with use_db("session.sqlite", WorkDB.Mode.open) as found:
             pending = [(item, item.mutations[0]) for item in self._open(found)]
-            pending = [one for one in pending if self._asked(str(one[1].module_path))]
-            pending.sort(key=lambda one: (str(one[1].module_path), one[1].start_pos, one[1].operator_name))
+            pending = [one for one in pending if self._asked(one[1])]
+            pending.sort(key=lambda one: _order(one[1]))
             self._say(f"{len(pending)} mutants have no result yet")
+            parents = {os.getppid()}
             for item, mutation in pending:
-                if time.monotonic() > self.until:
-                    self._say("time is up: the next run goes on here")
+                if time.monotonic() > self.until or os.getppid() not in parents:
+                    self._say("stopped: the next run goes on here")
                     return
                 result = judge(_mutant(item, mutation))
                 if result is not None:
@@ -169,11 +180,28 @@ class _Run:
             return list(found.pending_work_items)
         return [item for item, result in found.completed_work_items if _half_done(result)]
 
-    def _asked(self, module: str) -> bool:
-        return not self.words or any(word in module for word in self.words)
+    def _asked(self, mutation: MutationSpec) -> bool:
+        named = not self.words or any(word in str(mutation.module_path) for word in self.words)
+        return named and (self.every or worth_it(mutation.operator_name))
 
     def _say(self, sentence: str) -> None:
         sys.stderr.write(f"{sentence}\n")
+
+
+def worth_it(operator: str) -> bool:
+    """Whether a mutant of this operator asks something that no other one asks; of `is` for `==`, what it says depends
+    on which objects Python shares."""
+    kind, _, change = operator.rpartition("/")[2].partition("_")
+    before, _, after = change.partition("_")
+    if kind == "ReplaceBinaryOperator":
+        return _OTHER[before] == after
+    return not (kind == "ReplaceComparisonOperator" and not before.startswith("Is") and after.startswith("Is"))
+
+
+def _order(mutation: MutationSpec) -> tuple[object, ...]:
+    module = str(mutation.module_path)
+    first = "checks/" in module and not module.endswith(LAST)
+    return not first, module.endswith(LAST), module, mutation.start_pos, mutation.operator_name
 
 
 def _half_done(result: WorkResult) -> bool:

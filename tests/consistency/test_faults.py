@@ -44,6 +44,7 @@ def run(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
     def make(inject: str | None) -> CellRun:
         options = {"tp": 2, "rollout_tp": 2, "mix": "0.7/0.95,2,1.3/0.99/20,0", "max_response_len": 24, "lr": RATE}
+        options |= {"probe": True}
         plan = derive(RunConfig(**options, inject=inject), profile, shape)
         cell = Cell(id=plan.cell, sentence="A run with a fault on purpose.", config=options, timeout_s=300)
         return sessions.run(cell, plan)
