@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -14,9 +13,9 @@ from typing import Any
 
 import ray
 from ray._private import state as ray_state  # the public listing needs the dashboard, which a run does not start
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.core.generated import common_pb2, gcs_pb2
 
+from rlk.driver import token
 from rlk.driver.errors import RunError
 from rlk.driver.processes import Ledger
 from rlk.evidence.ray_status import CLEAN_CAUSES, Actor
@@ -47,12 +46,8 @@ class Cluster:
             raise RunError(
                 "this process is connected to a Ray already; a run starts its own: call ray.shutdown() first"
             )
-        # A token of this session's own, in memory: Ray would otherwise write one to the user's home, and say so.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        # When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal.
-        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-        Config.initialize("")  # Ray reads the mode when it is imported
-        AuthenticationTokenLoader.instance().reset_cache()
+        token.use_own()
+        quiet()
         # Ray puts sockets here, whose paths may have 107 characters: not below a deep run directory.
         self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
         ray.init(
@@ -73,13 +68,19 @@ class Cluster:
         )
         self.ledger.record_children()
 
-    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any) -> Any:
-        """Starts one actor: one rank, one process, with its environment set before its Python starts."""
+    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any, slot: int) -> Any:
+        """Starts one actor: one rank, one process, with its environment set before its Python starts.
+
+        slot: 0 to ranks - 1. A train rank and a rollout worker of the same slot share what the slot has, such as a GPU.
+        """
         name, self._added = f"rank-{self._added}", self._added + 1
-        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": dict(environment)}}
-        handle = ray.remote(cls).options(name=name, **options).remote(*args)
+        handle = ray.remote(cls).options(name=name, max_restarts=0, **self._options(slot, environment)).remote(*args)
         self.handles[role], self._names[role] = handle, name
         return handle
+
+    def _options(self, slot: int, environment: Mapping[str, str]) -> dict[str, Any]:
+        """How Ray starts an actor of a slot."""
+        return {"num_cpus": 1, "runtime_env": {"env_vars": dict(environment)}}
 
     def assign(self, roles: Mapping[str, str]) -> None:
         """Gives actors other roles: new by old."""
@@ -104,10 +105,10 @@ class Cluster:
         """Every actor's state, as Ray tells it; none while Ray is not up."""
         if not ray.is_initialized():
             return ()
-        found, exits = [], _exit_types()
+        found, exits, job = [], _exit_types(), ray.get_runtime_context().get_job_id()
         roles = {name: role for role, name in self._names.items()}
         for entry in ray_state.actors().values():
-            if entry["Name"] in roles:
+            if entry["JobID"] == job and entry["Name"] in roles:
                 found.append(Actor(roles[entry["Name"]], entry["State"], entry["Pid"], _cause(entry, exits)))
         return tuple(sorted(found, key=lambda actor: actor.name))
 
@@ -133,14 +134,22 @@ class Cluster:
             RunError: a process outlived even a kill.
         """
         if ray.is_initialized():
-            self.ledger.record_children()
-            ray.shutdown()
+            self._disconnect()
         self.ledger.end_all(self._stop_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         left = [owned for owned in self.ledger.owned if owned.process() is not None]
         if left:
             raise RunError(f"still alive after a kill: {', '.join(f'{o.role} (pid {o.pid})' for o in left)}")
+
+    def _disconnect(self) -> None:
+        self.ledger.record_children()
+        ray.shutdown()
+
+
+def quiet() -> None:
+    """When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal."""
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
 
 def _exit_types() -> dict[int, str]:

@@ -32,7 +32,9 @@ class Trainer:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan = plan
         self.ranks = {
-            layout.train_role(r): cluster.add(layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r)
+            layout.train_role(r): cluster.add(
+                layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r, slot=r
+            )
             for r in range(plan.ranks)
         }
 
@@ -106,8 +108,9 @@ class Engines:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan, self.cluster = plan, cluster
         self.ranks: dict[Place, Any] = {}
-        for place, args in _places(plan).items():
-            self.ranks[place] = cluster.add(layout.engine_role(*place), EngineActor, plan.engine_env, *args)
+        for slot, (place, args) in enumerate(_places(plan).items()):
+            role = layout.engine_role(*place)
+            self.ranks[place] = cluster.add(role, EngineActor, plan.engine_env, *args, slot=slot)
 
     def _by_engine(
         self, stage: str, timeout_s: float, method: str, args: Mapping[Place, tuple[Any, ...]]
@@ -131,11 +134,11 @@ class Engines:
         new = [layout.engine_role(*place) for place in places]
         self.cluster.assign(dict(zip(old, new, strict=False)))
         self.plan, waiting = plan, {}
-        for role, args in zip(new, places.values(), strict=True):
+        for slot, (role, args) in enumerate(zip(new, places.values(), strict=True)):
             if role in self.cluster.handles:
                 waiting[role] = self.cluster.handles[role].move.remote(*args)
             else:
-                waiting[role] = self.cluster.add(role, EngineActor, plan.engine_env, *args).start.remote()
+                waiting[role] = self.cluster.add(role, EngineActor, plan.engine_env, *args, slot=slot).start.remote()
         self.ranks = {place: self.cluster.handles[layout.engine_role(*place)] for place in places}
         return waiting
 

@@ -28,11 +28,10 @@ log = logging.getLogger(__name__)
 class Session:
     """Processes of one profile. Use as a context manager: leaving it ends every process that it started."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster | None = None) -> None:
         self.plan = plan
-        self.cluster = Cluster(
-            2 * plan.ranks, plan.profile.timeouts.stop_s
-        )  # a trainer's, and the most that engines use
+        # Room for the trainer's ranks, and for the most that engines use.
+        self.cluster = cluster or Cluster(2 * plan.ranks, plan.profile.timeouts.stop_s)
         self._fresh = True
         self._ended: tuple[Actor, ...] | None = None
 
