@@ -23,6 +23,7 @@ from rlk.model.parallel import ParallelContext
 from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.derive import Plan
+from rlk.rollout.faults import PageFault
 from rlk.rollout.vllm_attention import PagedBackend, PagedBatch, canonical_core, native_core
 
 PLAN_KEY = "rlk_plan"
@@ -63,7 +64,9 @@ class RolloutQwen3(nn.Module):
         native = plan.config.mode == "native"
         ops: Ops = NativeOps() if native else CanonicalOps()
         self.path, self.ops = Path(vllm_config.model_config.model), ops
+        self.page = plan.profile.engine.block_size
         self.recorder: Recorder | None = None
+        self.page_fault: PageFault | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
         with set_default_torch_dtype(torch.float32):
             self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len)
@@ -112,6 +115,8 @@ class RolloutQwen3(nn.Module):
             raise ValueError("pipeline stages and embedded prompts are not supported: send token ids to one stage")
         if self.recorder is not None:
             self._announce(self.recorder, positions)
+        if self.page_fault is not None:
+            self.page_fault.spoil(get_forward_context().attn_metadata, self.request_ids(), self.page)
         return self.qwen3.forward(input_ids.to(torch.int64), positions.to(torch.int64), self._attend)
 
     def _announce(self, recorder: Recorder, positions: torch.Tensor) -> None:

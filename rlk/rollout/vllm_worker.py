@@ -19,6 +19,7 @@ from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
 from rlk.model.policy_probe import ProbedPolicy
 from rlk.plan.faults import Moment
+from rlk.rollout.faults import page_fault
 from rlk.rollout.messages import Counters
 from rlk.rollout.readback import worker_settings
 from rlk.rollout.sampling import Applied, applied_of
@@ -53,6 +54,8 @@ class RankWorker(Worker):  # type: ignore[misc]
 
     def execute_model(self, scheduler_output: Any) -> Any:
         """vLLM's step, counted."""
+        if self._model.page_fault is not None:
+            self._model.page_fault.resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
         output = super().execute_model(scheduler_output)
         self._count(scheduler_output)
         if self.plan.config.mode == "native":
@@ -88,7 +91,8 @@ class RankWorker(Worker):  # type: ignore[misc]
     def inject(self, name: str | None) -> None:
         """Applies a fault of rlk.plan.faults from now on, or none."""
         ops, ops_moment = ops_for(name, "rollout", "both")
-        self.moments = [ops_moment] if ops_moment else []
+        self._model.page_fault = fault = page_fault(name)
+        self.moments = [moment for moment in (ops_moment, fault and fault.when) if moment]
         if self._canonical_sampler:
             self._model.use(ops)
             self._draw(name)

@@ -61,12 +61,11 @@ def make_plan(inject: str | None = None, **options: Any) -> Plan:
 class Engine:
     """One engine of a step: prefill, then one token a sample at a time, over pages of keys and values."""
 
-    def __init__(self, plan: Plan, context: ParallelContext, engine: int, *, steals_page: bool) -> None:
+    def __init__(self, plan: Plan, context: ParallelContext, engine: int) -> None:
         inject = plan.config.inject
         if engine > 0 and inject is not None and injection(inject).fault.side != "both":
             inject = None  # as the engines do: a fault of one side acts in engine 0
         ops, _ = ops_for(inject, "rollout", "both")
-        self.steals_page = steals_page and engine == 0
         self.recorder = Recorder(context, plan.shape.layers, native=False)
         self.policy, _ = policy_for(inject, "rollout", "both", inner=ProbedPolicy(policy, self.recorder))
         self.plan = plan
@@ -85,9 +84,7 @@ class Engine:
         known = [0] * n
         samplings = [self.plan.sampling_of(first + i) for i in range(n)]
         params = RowParams.build([(s.temperature, s.top_p, s.top_k) for s in samplings], vocabulary)
-        for step in range(self.plan.config.max_response_len):
-            if self.steals_page and step == 2:
-                table[0, 0] = table[2, 0]  # of another prompt
+        for _ in range(self.plan.config.max_response_len):
             live = [i for i in range(n) if not done[i]]
             ids = torch.tensor([first + i for i in live])
             logits = self._forward([rows[i][known[i] :] for i in live], [known[i] for i in live], table[live], ids)
@@ -123,8 +120,7 @@ class Engine:
 
 def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validation, Fingerprints]:
     """One step with a fault, judged; and the fingerprints of the weights that it made."""
-    steals_page = inject == "pages-reused"  # a fault of the pages, which are this module's own
-    plan = make_plan(None if steals_page else inject, **options)
+    plan = make_plan(inject, **options)
     data = PromptSet(
         Path(plan.profile.prompts), Path(plan.profile.model) / "tokenizer.json", plan.profile.max_prompt_len
     )
@@ -132,7 +128,7 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
     prompts = [prompt for prompt in drawn for _ in range(plan.samples_per_prompt)]
     half = len(prompts) // plan.engines
     generated = [
-        _generated(plan, engine, prompts[engine * half : (engine + 1) * half], engine * half, steals_page=steals_page)
+        _generated(plan, engine, prompts[engine * half : (engine + 1) * half], engine * half)
         for engine in range(plan.engines)
     ]
     rollouts = [columns for columns, _ in generated]
@@ -180,28 +176,24 @@ _CLEAN: dict[str, tuple[dict[str, np.ndarray], list[Probe]]] = {}
 
 
 def _generated(
-    plan: Plan, engine: int, prompts: Sequence[Any], first: int, *, steals_page: bool
+    plan: Plan, engine: int, prompts: Sequence[Any], first: int
 ) -> tuple[dict[str, np.ndarray], list[Probe]]:
     """What one engine makes; what it makes without a fault is made once for all runs of the same options."""
     fault = None if plan.config.inject is None else injection(plan.config.inject).fault
-    acts = steals_page and engine == 0
-    acts |= fault is not None and (fault.side == "both" or (fault.side == "rollout" and engine == 0))
-    if acts:
-        return _rollout(plan, engine, prompts, first, steals_page=steals_page)
+    if fault is not None and (fault.side == "both" or (fault.side == "rollout" and engine == 0)):
+        return _rollout(plan, engine, prompts, first)
     key = f"{engine} {plan.config.model_copy(update={'inject': None}).model_dump_json()} {plan.samples_per_prompt}"
     if key not in _CLEAN:
-        _CLEAN[key] = _rollout(plan, engine, prompts, first, steals_page=False)
+        _CLEAN[key] = _rollout(plan, engine, prompts, first)
     columns, probes = _CLEAN[key]
     return {name: column.copy() for name, column in columns.items()}, probes
 
 
-def _rollout(
-    plan: Plan, engine: int, prompts: Sequence[Any], first: int, *, steals_page: bool
-) -> tuple[dict[str, np.ndarray], list[Probe]]:
+def _rollout(plan: Plan, engine: int, prompts: Sequence[Any], first: int) -> tuple[dict[str, np.ndarray], list[Probe]]:
     tokens = [prompt.tokens for prompt in prompts]
 
     def generate(context: ParallelContext) -> tuple[list[list[int]], list[list[float]], Probe]:
-        one = Engine(plan, context, engine, steals_page=steals_page)
+        one = Engine(plan, context, engine)
         drawn = one.generate(tokens, first)
         role = engine_role(engine, context.tp.rank)
         return *drawn, Probe(role, context.shards.start, 0, one.recorder.take())

@@ -34,7 +34,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "no-truncation-both": {"mix": "1/0.5,1.3/0.6"},
     "ties-kept": {"mix": "2/1/20,2/1/40,3/1/60"},
     "top-p-first": {"mix": "2/0.9/6,1.5/0.8/4"},
-    "pages-reused": {"mix": "2"},
 }
 
 
@@ -100,7 +99,6 @@ def test_injection_reads_name_and_step() -> None:
 REFUSED = [
     ({"--inject": "lr-zero"}, False, "profile tiny is no test profile: a fault makes the run worthless; --confirm"),
     ({"--inject": "no-such"}, True, "--inject no-such: allowed is one of ranks-swapped, "),
-    ({"--inject": "pages-reused"}, True, "--inject pages-reused: allowed is one of"),
     ({"--inject": "lr-zero@2"}, True, "--inject lr-zero@2: allowed are steps 0 to 1: they count from 0"),
     ({"--inject": "lr-zero@"}, True, "--inject lr-zero@: allowed is NAME or NAME@STEP"),
     ({"--inject": "lr-zero", "--mode": "native"}, True, "native mode is expected to mismatch without a fault"),
