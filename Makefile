@@ -1,5 +1,9 @@
+<<<<<<< HEAD
+# make setup | verify | test | matrix | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+=======
 # make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
 # make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
+>>>>>>> main
 PYTHON ?= python3.11
 DEVICE ?= cpu
 VENV := .venv
@@ -13,7 +17,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test faults mutants lint clean
+.PHONY: test-cuda setup verify test matrix faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -36,6 +40,12 @@ verify: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Every pair of topologies under every sampling setting, an hour on two cores. It goes on where it was stopped, and writes
+# docs/evidence/matrix-cpu.json and docs/matrix.md. A part of it: make matrix MATRIX="--only mixed --minutes 20".
+MATRIX ?=
+matrix: setup
+	$(BIN)/python -m tools.matrix $(MATRIX)
 
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup

@@ -3,10 +3,11 @@ rlk.plan.faults."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from rlk.plan.faults import Moment, moment
-from rlk.rollout.vllm_attention import PagedBatch
+from rlk.rollout.context_parallel import ShardedBatch
+from rlk.rollout.paging import PagedBatch
 
 
 def page_fault(inject: str | None) -> PageFault | None:
@@ -24,12 +25,13 @@ class PageFault:
         self.resumed: Collection[str] = ()
         """Requests of the coming step that were thrown out of the cache and are computed again."""
 
-    def spoil(self, metadata: Mapping[str, PagedBatch], requests: Sequence[str], page: int) -> None:
+    def spoil(self, batch: PagedBatch, requests: Sequence[str], page: int) -> None:
         """Changes the slots of a step whose rows belong to these requests; `page` is the page size."""
         if not self.when.on:
             return
-        batch = next(iter(metadata.values()))
+        slots = (batch.kept, batch.own.slots) if isinstance(batch, ShardedBatch) else (batch.slots,)
         first = batch.query_first.tolist()
         for number, request in enumerate(requests):
             if request in self.resumed:
-                batch.slots[first[number] : min(first[number] + page, first[number + 1])] = -1
+                for one in slots:
+                    one[first[number] : min(first[number] + page, first[number + 1])] = -1

@@ -66,3 +66,19 @@ def fingerprint(x, out, rows, columns, stride, row0, col0, width, WORD: tl.const
     zero = tl.zeros_like(a)
     tl.atomic_add(out, tl.sum(tl.sum(tl.where(inside, a, zero), 1), 0).to(tl.int64), sem="relaxed")
     tl.atomic_add(out + 1, tl.sum(tl.sum(tl.where(inside, b, zero), 1), 0).to(tl.int64), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["columns", "shard0"])
+def row_fingerprints(x, out, columns, shard0, WORD: tl.constexpr, BLOCK: tl.constexpr):
+    """out int64 [rows, shards]: the first mix of x words [rows, shards, columns]; an index counts columns of the whole
+    row, in which `shard0` shards come before. Grid: blocks of columns, shards, rows.
+    """
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    shard = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + shard
+    inside = c < columns
+    bits = tl.load(x + place * columns + c, mask=inside, other=0).to(tl.int64) & ((1 << WORD) - 1)
+    index = ((shard0 + shard) * columns + c).to(tl.uint64)
+    a = mix(mix(index * 0x9E3779B97F4A7C15 + 1) ^ bits.to(tl.uint64))
+    total = tl.sum(tl.where(inside, a, tl.zeros_like(a)), 0)
+    tl.atomic_add(out + place, total.to(tl.int64), sem="relaxed")
