@@ -1,9 +1,6 @@
-<<<<<<< HEAD
-# make setup | verify | test | matrix | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
-=======
-# make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
-# make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
->>>>>>> main
+# make setup | verify | test | matrix | h100 | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or
+# clang++, or set CXX). make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12
+# (PYTHON=python3.12).
 PYTHON ?= python3.11
 DEVICE ?= cpu
 VENV := .venv
@@ -17,7 +14,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test matrix faults mutants lint clean
+.PHONY: test-cuda setup verify test matrix h100 engines faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -47,9 +44,20 @@ MATRIX ?=
 matrix: setup
 	$(BIN)/python -m tools.matrix $(MATRIX)
 
+# The same on eight Hopper GPUs, with native arms: writes docs/evidence/h100-matrix.json and docs/h100.md and goes on where the last
+# sitting ended. A part of it, or a rehearsal on fewer: make h100 H100="--minutes 8", or H100="--profile hopper-small --only mixed
+# --output build/rehearsal.json --page ''".
+h100: setup
+	$(BIN)/python -m tools.matrix --cells matrices/h100.yaml --native --runs runs/h100 \
+		--output docs/evidence/h100-matrix.json --page docs/h100.md $(H100)
+
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup
 	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
+
+# Runs every line of matrices/engine.yaml and writes docs/evidence/engine-cpu.json: minutes.
+engines: setup
+	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
 # Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
 ONLY ?=
