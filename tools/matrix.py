@@ -19,7 +19,7 @@ from rlk.driver.pool import Pool
 from rlk.driver.processes import time_limit
 from rlk.driver.provenance import revision, versions
 from rlk.driver.refusals import refuse
-from rlk.driver.run import Outcome
+from rlk.driver.run import Outcome, interruptible
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, NativeArm, composed, problems, record
 from rlk.evidence.record import Record
 from rlk.plan.derive import Plan, derive
@@ -150,7 +150,7 @@ def main(
     if wanted:
         refuse(wanted[0].plan, os.environ)
     pool = Pool(Path(runs))
-    try:
+    with interruptible(), pool:
         for i, cell in enumerate(wanted):
             if minutes and time.monotonic() - began > 60 * minutes:
                 break
@@ -158,8 +158,6 @@ def main(
             done[cell.id] = one = _run(pool, cell, native, done.get(cell.id))
             _write(file, cells, done.values(), command)
             click.echo(f"{'PASS' if one.passed else 'FAIL'} {one.tokens} tokens {one.digest} {one.seconds} s", err=True)
-    finally:
-        pool.stop()
     evidence = _write(file, cells, done.values(), command)
     if page and flat:
         matrix_page.write_costs(Path(page), cells, evidence, file.name)
