@@ -16,10 +16,10 @@ import click
 from rlk.driver.errors import RunError
 from rlk.driver.gpus import visible_gpus
 from rlk.driver.pool import Pool
-from rlk.driver.processes import time_limit
+from rlk.driver.processes import interruptible, time_limit
 from rlk.driver.provenance import revision, versions
 from rlk.driver.refusals import refuse
-from rlk.driver.run import Outcome, interruptible
+from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, NativeArm, composed, problems, record
 from rlk.evidence.record import Record
 from rlk.plan.derive import Plan, derive

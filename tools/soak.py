@@ -14,9 +14,10 @@ from pathlib import Path
 import click
 import psutil
 
+from rlk.driver.processes import interruptible
 from rlk.driver.progress import LiveView, Watch
 from rlk.driver.provenance import revision, versions
-from rlk.driver.run import execute_in, interruptible
+from rlk.driver.run import execute_in
 from rlk.driver.session import Session
 from rlk.evidence.resources import Held, SoakEvidence, growth
 from rlk.plan.load import load_plan
