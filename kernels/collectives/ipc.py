@@ -74,17 +74,21 @@ class IpcCollective(ArenaCollective):
             self._meeting.all_gather(torch.zeros(1), "opening the arenas")  # of rank 0's file, before it goes
         return table
 
-    def _releasing(self) -> Release:
+    @contextmanager
+    def _releasing(self) -> Iterator[Release]:
         """What ends a wait whose rank stays away: the mark first, at which the program after it stops."""
-        side = cuda_memory.SideStream(self._context)
+        side, given_up = cuda_memory.SideStream(self._context), False
 
         def release(absent: list[int]) -> None:
+            nonlocal given_up
+            given_up = True
             side.write(self._address + 4 * FAILED, 1)
             for p in absent:
                 side.write(self._address + 4 * self.layout.slot(p), OPEN)
-            side.wait()
 
-        return release
+        yield release
+        if not given_up:  # else the context ends with the program that stops, and its streams with it
+            side.close()
 
     def _meet(self, device: torch.device) -> dict[int, int]:
         """The peers' arenas in this process, by rank; notes which ranks share a device."""
