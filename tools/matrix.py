@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -151,7 +152,8 @@ def main(
     if wanted:
         refuse(wanted[0].plan, os.environ)
     pool = Pool(Path(runs))
-    with interruptible(), pool:
+    with interruptible(), ExitStack() as ending:
+        ending.callback(pool.stop)
         for i, cell in enumerate(wanted):
             if minutes and time.monotonic() - began > 60 * minutes:
                 break

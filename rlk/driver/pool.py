@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 from rlk.driver.progress import LiveView
 from rlk.driver.run import Outcome, execute_in
@@ -53,11 +52,3 @@ class Pool:
             if self._session is not None:
                 session, self._session = self._session, None
                 session.stop()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self.stop()
