@@ -24,6 +24,8 @@ from typing import Any
 
 CPU_SECONDS = 60  # of one mutant: an endless loop is noticed too
 BYTES = 8 << 30
+EDGES = "_edges.py"
+FEW = 25
 _OPTIONS = ("-x", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
 _OPTIONS += ("-o", "tmp_path_retention_policy=none")
 _OPTIMIZED = 1  # set in the code of functions, not of classes and modules
@@ -38,9 +40,9 @@ class Tests:
     lines: Mapping[str, Mapping[int, frozenset[str]]]
     seconds: Mapping[str, float]
 
-    def of(self, module: str, line: int) -> list[str]:
-        """Tests that execute the statement of a line, those of the module's own files first, then the fastest; for
-        what runs at import, those that execute anything of the module."""
+    def of(self, module: str, line: int) -> tuple[list[str], list[str]]:
+        """Tests that execute the statement of a line, for what runs at import those that execute anything of the
+        module: first the module's own, the edges and a few fast ones, then the others, the fastest first."""
         executed, found = self.lines.get(module, {}), set[str]()
         if self.imported(module, line):
             found.update(*executed.values())
@@ -48,8 +50,10 @@ class Tests:
             found |= executed.get(number, frozenset())
         shared = {test.partition("::")[0] for test in found if test and _shares(test.partition("::")[0])}
         found |= {test for test in self.seconds if test.partition("::")[0] in shared}
-        own = f"_{Path(module).stem}.py"
-        return sorted(found - {""}, key=lambda test: (own not in test, self.seconds[test], test))
+        near = (f"_{Path(module).stem}.py", EDGES)
+        order = sorted(found - {""}, key=lambda test: (not any(n in test for n in near), self.seconds[test], test))
+        first = sum(any(n in test for n in near) for test in order) + FEW
+        return order[:first], order[first:]
 
     def imported(self, module: str, line: int) -> bool:
         """Whether the statement of a line runs while modules are imported."""

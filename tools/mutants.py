@@ -25,10 +25,8 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkI
 
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
+SESSION = "session.sqlite"
 TESTS = ("tests/unit/test_evidence_*.py", "tests/unit/test_oracle.py")
-FIRST = 50
-"""Tests that every mutant meets, of those that run its statement. What survives them meets all in the end."""
-
 _OTHER = {
     "Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "FloorDiv": "Mul", "Mod": "Mul", "Pow": "Mul",
     "LShift": "RShift", "RShift": "LShift", "BitAnd": "BitOr", "BitOr": "BitAnd", "BitXor": "BitAnd",
@@ -47,11 +45,12 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", help="parts of module names; all without one")
     parser.add_argument("--seconds", type=float, default=36000.0, help="limit for the run")
     parser.add_argument("--all", action="store_true", help="every replacement of an operator")
-    parser.add_argument("--fresh", action="store_true", help="forget earlier results, and take the tree as it is now")
+    parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     asked = parser.parse_args()
-    if asked.fresh or not COPY.exists():
-        _copy()
+    known = {} if asked.fresh or not (COPY / SESSION).exists() else _noticed()
+    _copy()
     os.chdir(COPY)
+    _begin(known)
     _import_libraries()
     until = time.monotonic() + asked.seconds
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
@@ -64,6 +63,35 @@ def _copy() -> None:
     shutil.rmtree(COPY, ignore_errors=True)
     skipped = shutil.ignore_patterns(".git", ".venv*", "build", "runs", "__pycache__", "*.safetensors")
     shutil.copytree(ROOT, COPY, symlinks=True, ignore=skipped)
+
+
+def _key(mutation: MutationSpec) -> tuple[str, str, int]:
+    return str(mutation.module_path), mutation.operator_name, mutation.occurrence
+
+
+def _noticed() -> dict[tuple[str, str, int], WorkResult]:
+    """Mutants of the last run that a test noticed or nothing could, of modules that have not changed since: more tests
+    cannot change that."""
+    with use_db(COPY / SESSION, WorkDB.Mode.open) as found:
+        pairs = [(item.mutations[0], result) for item, result in found.completed_work_items]
+    same = {m for m in {str(mutation.module_path) for mutation, _ in pairs} if _text(COPY / m) == _text(ROOT / m)}
+    return {
+        _key(mutation): result
+        for mutation, result in pairs
+        if str(mutation.module_path) in same and result.test_outcome != TestOutcome.SURVIVED
+    }
+
+
+def _text(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
+
+
+def _begin(known: dict[tuple[str, str, int], WorkResult]) -> None:
+    with use_db(SESSION, WorkDB.Mode.create) as found:
+        init(sorted(Path("rlk/evidence").rglob("*.py")), found, {})
+        for item in found.pending_work_items:
+            if _key(item.mutations[0]) in known:
+                found.set_result(item.job_id, known[_key(item.mutations[0])])
 
 
 def _import_libraries() -> None:
@@ -116,19 +144,15 @@ class _Run:
     def __init__(self, words: Sequence[str], until: float, scratch: Path, *, every: bool) -> None:
         from tools import mutant_tests  # from the copy
 
-        self.part, self.every = slice(FIRST), every
+        self.part, self.every = 0, every
         self.tool, self.words, self.until, self.scratch = mutant_tests, words, until, scratch
         self.files = [str(path) for pattern in TESTS for path in sorted(Path().glob(pattern))]
         self.tests = mutant_tests.measured(self.files, scratch)
-        with use_db("session.sqlite", WorkDB.Mode.create) as found:
-            if not found.num_work_items:
-                init(sorted(Path("rlk/evidence").rglob("*.py")), found, {})
         self._say(f"{len(self.tests.seconds)} tests take {sum(self.tests.seconds.values()):.0f} s")
 
     def all(self) -> None:
         """Every mutant meets a few tests, then the survivors meet the others."""
-        for tests in (slice(FIRST), slice(FIRST, None)):
-            self.part = tests
+        for self.part in (0, 1):
             # Bodies of functions, in a process that has collected the tests; then what runs at import.
             self.tool.child(self._bodies, cpu=1 << 20, quiet=False)
             self._each(self._imports)
@@ -152,15 +176,15 @@ class _Run:
 
     def _judge(self, mutant: Mutant, passes: Callable[[Sequence[str]], bool]) -> WorkResult:
         tests = self.tests.of(mutant.module, mutant.line)
-        part = tests[self.part]
+        part, total = tests[self.part], len(tests[0]) + len(tests[1])
         outcome = TestOutcome.SURVIVED if not part or passes(part) else TestOutcome.KILLED
-        met = len(tests[: self.part.stop])
+        met = len(part) if self.part == 0 else total
         if outcome == TestOutcome.SURVIVED:
-            self._say(f"survived {met} of {len(tests)} tests: {mutant.module}:{mutant.line}: {mutant.sentence}")
-        return WorkResult(WorkerOutcome.NORMAL, f"met {met} of {len(tests)} tests", outcome, mutant.sentence)
+            self._say(f"survived {met} of {total} tests: {mutant.module}:{mutant.line}: {mutant.sentence}")
+        return WorkResult(WorkerOutcome.NORMAL, f"met {met} of {total} tests", outcome, mutant.sentence)
 
     def _each(self, judge: Callable[[Mutant], WorkResult | None]) -> None:
-        with use_db("session.sqlite", WorkDB.Mode.open) as found:
+        with use_db(SESSION, WorkDB.Mode.open) as found:
             pending = [(item, item.mutations[0]) for item in self._open(found)]
             pending = [one for one in pending if self._asked(one[1])]
             pending.sort(key=lambda one: _order(one[1]))
@@ -176,7 +200,7 @@ class _Run:
 
     def _open(self, found: WorkDB) -> list[WorkItem]:
         """What has no result yet; then what survived without having met all tests."""
-        if self.part.start is None:
+        if self.part == 0:
             return list(found.pending_work_items)
         return [item for item, result in found.completed_work_items if _half_done(result)]
 

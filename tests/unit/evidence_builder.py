@@ -144,14 +144,7 @@ def write(
     sealed: bool = True,
 ) -> tuple[Path, Validation]:
     """As `build`, from a draft; without a seal the verdict is on the content alone."""
-    if before:
-        before(draft)
-    draft.metrics = [_metrics(draft.plan, number, step) for number, step in enumerate(draft.steps)]
-    draft.trajectory = _trajectory(draft)
-    for number, step in enumerate(draft.steps):
-        step.oracle = step.oracle or oracle_columns(draft.plan, number, step)
-    if after:
-        after(draft)
+    complete(draft, before, after)
     writer = RunWriter.create(root, draft.plan.run_id)
     _write(writer, draft)
     if disk:
@@ -161,6 +154,19 @@ def write(
     writer.manifest(Manifest(**draft.manifest))
     files.write_new(writer.run_dir / layout.RAY_STATUS, draft.ray.to_text().encode())
     return writer.run_dir, validate_record(writer.run_dir)
+
+
+def complete(draft: Draft, before: Change | None = None, after: Change | None = None) -> Draft:
+    """Metrics, trajectory and oracle that follow from the rest, and the changes before and after."""
+    if before:
+        before(draft)
+    draft.metrics = [_metrics(draft.plan, number, step) for number, step in enumerate(draft.steps)]
+    draft.trajectory = _trajectory(draft)
+    for number, step in enumerate(draft.steps):
+        step.oracle = step.oracle or oracle_columns(draft.plan, number, step)
+    if after:
+        after(draft)
+    return draft
 
 
 def red(validation: Validation) -> set[str]:
