@@ -1,6 +1,6 @@
 """Between processes on real GPUs, one or several a GPU: the bytes of one process, also captured in a graph.
 
-A rank that stays away is named. What each rank checks is in tools/gpu/collectives.py, which tools/gpu_check.py runs too.
+A rank that stays away is named. What each rank checks is in tools/gpu/collectives.py; tools/gpu_check.py runs it too.
 """
 
 from __future__ import annotations
