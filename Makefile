@@ -59,12 +59,13 @@ faults: setup
 engines: setup
 	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
-# Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
+# Mutates the validator and writes docs/mutants.md; not in CI. Stopped and started again it goes on; one module with ONLY=checks/oracle.
 ONLY ?=
 mutants: setup
 	test -x build/mutants-venv/bin/python || $(PYTHON) -m venv build/mutants-venv
 	build/mutants-venv/bin/python -m pip install --quiet -r requirements/mutants.txt
-	build/mutants-venv/bin/python tools/mutants.py --python $(CURDIR)/$(BIN)/python $(ONLY)
+	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		build/mutants-venv/bin/python tools/mutants.py $(ONLY)
 
 # Every op beside the ordinary one, on a Hopper GPU: times and errors.
 bench: setup

@@ -36,7 +36,10 @@ one sees the others. `--all` makes them all."""
 LAST = "checks/causes.py"
 """A remark beside a verdict and never a part of it: its mutants come last."""
 
-sys.path.insert(0, str(COPY))
+sys.path.insert(0, str(ROOT))
+from tools import mutant_tests, mutants_page  # noqa: E402 - a script's own folder is not the root
+
+sys.path[0] = str(COPY)
 
 
 def main() -> int:
@@ -45,8 +48,13 @@ def main() -> int:
     parser.add_argument("modules", nargs="*", help="parts of module names; all without one")
     parser.add_argument("--seconds", type=float, default=36000.0, help="limit for the run")
     parser.add_argument("--all", action="store_true", help="every replacement of an operator")
+    parser.add_argument("--report", action="store_true", help="only write the page of what was run")
     parser.add_argument("--fresh", action="store_true", help="forget earlier results")
     asked = parser.parse_args()
+    if asked.report:
+        os.chdir(COPY)
+        _report()
+        return 0
     known = {} if asked.fresh or not (COPY / SESSION).exists() else _noticed()
     _copy()
     os.chdir(COPY)
@@ -55,7 +63,28 @@ def main() -> int:
     until = time.monotonic() + asked.seconds
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as scratch:
         _Run(asked.modules, until, Path(scratch), every=asked.all).all()
+    _report()
     return 0
+
+
+def _report() -> None:
+    """docs/mutants.md of the tree that the run was started in."""
+    with use_db(SESSION, WorkDB.Mode.open) as found:
+        every = [item.mutations[0] for item in found.work_items]
+        results = {_key(item.mutations[0]): (item.mutations[0], result) for item, result in found.completed_work_items}
+    modules, survivors = [], []
+    for name in sorted({str(m.module_path) for m in every}):
+        own = [m for m in every if str(m.module_path) == name]
+        done = [results[_key(m)] for m in own if _key(m) in results]
+        ran = [(m, result) for m, result in done if result.worker_outcome == WorkerOutcome.NORMAL]
+        lived = [(m, result) for m, result in ran if result.test_outcome == TestOutcome.SURVIVED]
+        skipped = sum(1 for _, result in done if result.worker_outcome == WorkerOutcome.SKIPPED)
+        made = sum(1 for m in own if worth_it(m.operator_name) or _key(m) in results) - skipped
+        modules.append(mutants_page.Module(name, len(own), made, len(ran), len(ran) - len(lived)))
+        for m, result in sorted(lived, key=lambda one: one[0].start_pos):
+            _, tests, _, of, _ = (result.output or "").split()
+            survivors.append(mutants_page.Survivor(name, m.start_pos[0], result.diff or "", int(tests), int(of)))
+    mutants_page.write(ROOT, modules, survivors)
 
 
 def _copy() -> None:
@@ -142,10 +171,8 @@ class _Run:
     """The mutants of some modules, until time is up."""
 
     def __init__(self, words: Sequence[str], until: float, scratch: Path, *, every: bool) -> None:
-        from tools import mutant_tests  # from the copy
-
         self.part, self.every = 0, every
-        self.tool, self.words, self.until, self.scratch = mutant_tests, words, until, scratch
+        self.words, self.until, self.scratch = words, until, scratch
         self.files = [str(path) for pattern in TESTS for path in sorted(Path().glob(pattern))]
         self.tests = mutant_tests.measured(self.files, scratch)
         self._say(f"{len(self.tests.seconds)} tests take {sum(self.tests.seconds.values()):.0f} s")
@@ -154,24 +181,26 @@ class _Run:
         """Every mutant meets a few tests, then the survivors meet the others."""
         for self.part in (0, 1):
             # Bodies of functions, in a process that has collected the tests; then what runs at import.
-            self.tool.child(self._bodies, cpu=1 << 20, quiet=False)
+            mutant_tests.child(self._bodies, cpu=1 << 20, quiet=False)
             self._each(self._imports)
 
     def _bodies(self) -> int:
-        self.tool.Collected(self.files, self.scratch, lambda collected: self._each(lambda m: self._body(m, collected)))
+        mutant_tests.Collected(
+            self.files, self.scratch, lambda collected: self._each(lambda m: self._body(m, collected))
+        )
         return 0
 
     def _body(self, mutant: Mutant, collected: object) -> WorkResult | None:
         if _same_program(mutant):
             return WorkResult(WorkerOutcome.SKIPPED, output="an annotation that is never evaluated")
-        changed = self.tool.bodies(mutant.module, mutant.before, mutant.after)
+        changed = mutant_tests.bodies(mutant.module, mutant.before, mutant.after)
         if changed is None or self.tests.imported(mutant.module, mutant.line):
             return None
         return self._judge(mutant, lambda tests: collected.with_bodies(changed, tests))
 
     def _imports(self, mutant: Mutant) -> WorkResult:
         return self._judge(
-            mutant, lambda tests: self.tool.with_import(mutant.module, mutant.after, tests, self.scratch)
+            mutant, lambda tests: mutant_tests.with_import(mutant.module, mutant.after, tests, self.scratch)
         )
 
     def _judge(self, mutant: Mutant, passes: Callable[[Sequence[str]], bool]) -> WorkResult:

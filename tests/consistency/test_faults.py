@@ -30,6 +30,7 @@ PAGES = 12  # of 16 tokens in an engine: fewer than its eight samples fill, so t
 RATE = 1e-2  # at which also a norm gain near 1 moves by an ulp of bf16 in one step
 LIVE = [fault for fault in FAULTS if fault.proof == "live engines"]
 ALSO = [BY_NAME[name] for name in ("logit-ulp", "temperature-twice-both")]
+LATER = ("nan-on-one-rank",)  # in one step, after one that is good
 Runs = Callable[[str | None], CellRun]
 
 
@@ -86,7 +87,7 @@ def _named(verdict: Validation, fault: Fault) -> None:
 def test_fault_in_live_processes_is_caught(
     fault: Fault, clean: CellRun, run: Runs, fault_report: Callable[[Fault, str, Validation], None]
 ) -> None:
-    broken = run(fault.name)
+    broken = run(fault.name if fault.name not in LATER else f"{fault.name}@1")
     assert not broken.outcome.passed
     _named(broken.verdict, fault)
     assert any(fault.sentence in note for note in broken.record.manifest.notes)

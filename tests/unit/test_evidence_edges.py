@@ -6,16 +6,24 @@ Made for mutants of the checks: each case is one that a change of a comparison, 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from rlk.evidence.arrays import LENGTH, STOP
+from rlk.evidence.checks.logprobs import mismatching
 from rlk.evidence.checks.metrics import training_notes
-from rlk.evidence.schemas import Metrics
+from rlk.evidence.checks.probe import located
+from rlk.evidence.errors import EvidenceError
+from rlk.evidence.oracle import tolerance
+from rlk.evidence.probe import Probe
+from rlk.evidence.schemas import Metrics, Readback
 from tests.unit.evidence_builder import Change, Draft, complete, make_draft
 from tests.unit.evidence_faults import everywhere, on_metrics, on_sample, on_token, then
-from tests.unit.evidence_memory import Case, assert_said, cases
+from tests.unit.evidence_memory import Case, assert_said, cases, held, step_of
 from tests.unit.evidence_steps import EOS
+from tests.unit.probe_builder import flip
 
 
 def _prompt(samples: tuple[int, ...], tokens: int) -> Change:
@@ -61,6 +69,38 @@ def _replica(rank: int, by: float) -> Change:
 
 def _zeros(sample: int, *at: int) -> Change:
     return then(*(on_token(0, sample, index, **everywhere(0.0)) for index in at))
+
+
+def _oracle_moved(by: float) -> Change:
+    """The oracle says another log-probability of the first token that it looked at in step 0."""
+
+    def change(draft: Draft) -> None:
+        for name in ("logprob", "least", "most"):
+            draft.steps[0].oracle[name][0] += by
+
+    return change
+
+
+def _keys_that_wrap(draft: Draft) -> None:
+    """Keys of one tensor-parallel place whose sum passes 2^64."""
+    said: Readback = draft.manifest["readback"]
+    (first, second, third, last), *others = said.engines
+    total = (second.partitioned.own_key + last.partitioned.own_key) % 2**64
+    moved = [
+        one.model_copy(update={"partitioned": one.partitioned.model_copy(update={"own_key": key})})
+        for one, key in ((second, 2**64 - 1), (last, (total + 1) % 2**64))
+    ]
+    engines = ((first, moved[0], third, moved[1]), *others)
+    draft.manifest["readback"] = said.model_copy(update={"engines": engines})
+
+
+def _no_rows(draft: Draft) -> None:
+    """A rank that saw the steps and computed nothing of them."""
+    said: Readback = draft.manifest["readback"]
+    (first, *rest), *others = said.engines
+    none = first.partitioned.model_copy(update={"own_rows": 0})
+    engines = ((first.model_copy(update={"partitioned": none}), *rest), *others)
+    draft.manifest["readback"] = said.model_copy(update={"engines": engines})
 
 
 NUCLEUS = {"mix": None, "temperature": 0.7, "top_p": 0.9}
@@ -128,6 +168,13 @@ LOGPROBS = [
          then(on_token(0, 3, 0, in_support=0), on_token(0, 1, 2, in_support=0))),
     Case("tp_replicas", "higher", r"ref_logprob: TP ranks 0 and 1 of CP rank 0 differ", _replica(2, 0.5)),
     Case("tp_replicas", "lower", r"ref_logprob: TP ranks 0 and 1 of CP rank 1 differ", _replica(3, -0.5)),
+    Case("logprobs_policy", "is_that_of_the_first_replica", None, lambda draft: _other_replicas(draft)),
+    Case("logprobs_update", "is_that_of_the_first_replica", None, lambda draft: _other_replicas(draft)),
+    Case("oracle", "reachable_is_no_flag", r"outside the support that the oracle allows",
+         after=lambda draft: draft.steps[0].oracle["reachable"].__setitem__(0, 2)),
+    Case("oracle", "above", r"rollout -?\d\S+, the oracle says \S+, allowed -\S+ to -", after=_oracle_moved(-0.5)),
+    Case("oracle", "below", r"rollout -?\d\S+, the oracle says \S+, allowed -?\S+ to ", after=_oracle_moved(0.5)),
+    Case("oracle", "is_that_of_the_first_replica", None, lambda draft: _other_replicas(draft)),
     Case("logprobs_positive", "first_of_two", r"sample 0 token 1 \(id \d+\): rollout 0\.5 0x3f000000 is above zero \[",
          then(on_token(0, 0, 1, **everywhere(0.5)), on_token(0, 3, 1, **everywhere(0.25)))),
     Case("logprobs_policy", "renormalised_by_top_k", r"only that side normalised over the kept tokens",
@@ -135,7 +182,11 @@ LOGPROBS = [
     Case("logprobs_policy", "full_support_is_no_such_cause", r"^(?!.*normalised)", lambda draft: _shift(draft),
          options={"mix": None, "temperature": 1.0}),
 ]  # fmt: skip
+SHARED = {"rollout_tp": 2, "rollout_cp": 2}
 METRICS = [
+    Case("query_partition", "sum_of_keys_wraps", None, _keys_that_wrap, options=SHARED),
+    Case("query_partition", "no_row_of_some_steps", r"0 rows of [1-9]\d* shared steps: it took no part", _no_rows,
+         options=SHARED),
     Case("metrics_finite", "infinite", r"step 0: kl is inf, expected a finite", after=on_metrics(0, kl=float("inf"))),
     Case("metrics_finite", "minus_infinite", r"step 0: kl is -inf", after=on_metrics(0, kl=-float("inf"))),
     Case("metrics_finite", "nan", r"step 0: kl is nan", after=on_metrics(0, kl=float("nan"))),
@@ -148,6 +199,13 @@ METRICS = [
 ]  # fmt: skip
 
 
+def _other_replicas(draft: Draft) -> None:
+    """TP rank 1 says other log-probs than TP rank 0: tp_replicas is what sees it."""
+    for columns in draft.steps[0].trains[2:]:
+        columns["logprob"] = columns["logprob"] - np.float32(3)
+        columns["update_logprob"] = columns["update_logprob"] - np.float32(3)
+
+
 def _shift(draft: Draft) -> None:
     for columns in draft.steps[0].trains:
         columns["logprob"] = columns["logprob"] + np.float32(np.log(0.8))
@@ -156,6 +214,64 @@ def _shift(draft: Draft) -> None:
 @cases([*COVERAGE, *LOGPROBS, *METRICS])
 def test_edge_is_where_the_rule_says(case: Case) -> None:
     assert_said(case)
+
+
+def test_tokens_are_compared_with_the_first_replica() -> None:
+    draft = complete(make_draft(), _other_replicas)
+    assert mismatching(step_of(draft, 0)) == (18, 0)
+
+
+def test_green_oracle_says_how_near_the_nearest_miss_was() -> None:
+    def near(draft: Draft) -> None:
+        said = draft.steps[0].oracle
+        allowed = tolerance(1.0, float(said["least"][0]), float(said["temperature"][0]))
+        said["most"][0] = said["logprob"][0] - 0.8 * allowed
+
+    result = assert_said(Case("oracle", "near", None, after=near))
+    assert result.message.endswith("step 0: the largest deviation is 80 % of what is allowed")
+
+
+def test_failed_oracle_shows_both_sides() -> None:
+    failure = assert_said(Case("oracle", "sides", "allowed", after=_oracle_moved(-0.5))).failure
+    assert failure is not None
+    assert failure.left is not None
+    assert failure.right is not None
+    assert (failure.left.source, failure.right.source) == ("rollout", "oracle")
+    assert failure.left.word is not None
+
+
+def test_place_that_a_probe_cannot_tell_is_said() -> None:
+    draft = complete(make_draft(probe=True))
+    step, run = step_of(draft, 0), held(draft)
+
+    def missing() -> tuple[Probe, ...]:
+        raise EvidenceError("probe-train-00: missing")
+
+    assert located(run, replace(step, probes=missing)) == "the probe cannot tell where: probe-train-00: missing"
+    assert located(run, step) == (
+        "every recorded op agrees, the log-probability included: the difference came after it was computed"
+    )
+    assert located(held(complete(make_draft())), step) is None
+
+
+@pytest.mark.parametrize("op", ["logits", "layers.0.qkv"])
+def test_place_of_every_row_is_that_of_the_token_that_it_predicts(op: str) -> None:
+    probe = next(p for p in complete(make_draft(probe=True)).probes[1] if p.role == "engine-01-01")
+    head = "head_" if op == "logits" else ""
+    rows = zip(
+        probe.arrays[f"rollout/{head}sample"].tolist(), probe.arrays[f"rollout/{head}position"].tolist(), strict=True
+    )
+    seen = set()
+    for row, (sample, position) in enumerate(rows):
+        case = Case("probe", "row", op, lambda d, row=row: flip(d.probes[1], probe.role, f"rollout/{op}", row), step=1,
+                    options={"probe": True})  # fmt: skip
+        failure = assert_said(case).failure
+        assert failure is not None
+        index = position + 1 - {5: 2, 7: 3}[sample]
+        assert (failure.sample, failure.token_index) == (sample, index if index >= 0 else None)
+        seen.add(failure.token_index)
+    assert ({None} <= seen) == (op != "logits")
+    assert {0, 1, 2, 3, 4} <= seen
 
 
 def _line(**values: object) -> Metrics:
