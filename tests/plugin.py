@@ -26,9 +26,12 @@ def hopper_gpus() -> list[Gpu]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--write-faults`: write docs/faults.md from the faults that this run applied."""
+    """`--write-faults`, `--write-engines`: write the evidence that this run makes into docs."""
     parser.addoption(
         "--write-faults", action="store_true", help="write the rows of docs/faults.md that this run proves"
+    )
+    parser.addoption(
+        "--write-engines", action="store_true", help="write the rows of docs/evidence/engine-cpu.json of this run"
     )
 
 

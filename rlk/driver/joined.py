@@ -33,7 +33,8 @@ class JoinedCluster(Cluster):
         """Joins, and reserves room for all ranks; does nothing where that is done.
 
         Raises:
-            RunError: this process is no job of a Ray, or the node has no room for all ranks within the start's limit.
+            RunError: this process is no job of a Ray, Ray does not take it, or the node had no room for all ranks
+                within the start's limit.
         """
         if self._group is not None:
             return
@@ -42,7 +43,11 @@ class JoinedCluster(Cluster):
             raise RunError("no RAY_ADDRESS in the environment: `rlk job` is what Ray starts of a submission")
         quiet()
         # Names of actors are those of a namespace: another run on the same cluster has the same.
-        ray.init(address=address, namespace=f"rlk-{self.plan.run_id}", log_to_driver=False, configure_logging=False)
+        options = {"namespace": f"rlk-{self.plan.run_id}", "log_to_driver": False, "configure_logging": False}
+        try:
+            ray.init(address=address, **options)
+        except (RuntimeError, ConnectionError) as error:  # Ray's words for another Python or Ray than its own
+            raise RunError(f"joining the Ray at {address}: {' '.join(str(error).split())[:400]}") from error
         node = ray.util.get_node_ip_address()
         gpus = sum(n["Resources"].get("GPU", 0) for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == node)
         self._placement = placement(self.plan, int(gpus))

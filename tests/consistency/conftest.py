@@ -20,6 +20,7 @@ from rlk.evidence.validate import validate
 from rlk.evidence.verdict import Validation
 from rlk.plan.cells import Cell
 from rlk.plan.derive import Plan
+from tests import engine_evidence
 from tests.gpus import lease_for
 from tests.plugin import ROOT, cells
 
@@ -93,3 +94,12 @@ def report(record_property: Callable[[str, object], None]) -> Callable[[CellRun]
         record_property("mismatching_tokens", run.outcome.mismatching_tokens)
 
     return leave
+
+
+@pytest.fixture(scope="session")
+def engine_report(request: pytest.FixtureRequest) -> Iterator[Callable[[engine_evidence.Row], None]]:
+    """Notes what a line of matrices/engine.yaml gave; written at the end where that was asked for."""
+    rows: list[engine_evidence.Row] = []
+    yield rows.append
+    if rows and request.config.getoption("--write-engines"):
+        engine_evidence.write(rows)
