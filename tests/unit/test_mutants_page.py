@@ -1,4 +1,4 @@
-"""docs/mutants.md is what the last run of the mutants left, and says of each survivor why it may stay, if anyone knows."""
+"""docs/mutants.md is what the last run of the mutants left; a survivor that nobody explained is said to be one."""
 
 from __future__ import annotations
 
