@@ -189,7 +189,10 @@ def _kernels(draft: Draft, times: int) -> None:
 
 
 SHARED = {"rollout_tp": 2, "rollout_cp": 2}
+THREE = {"mix": "0.7/0.95,0,1.3"}  # settings of a batch of four: its second step starts with the first of them again
 METRICS = [
+    Case("sampling_settings", "mix_that_does_not_divide_the_batch", None, step=1, options=THREE),
+    Case("oracle", "mix_that_does_not_divide_the_batch", None, step=1, options=THREE),
     Case("kernels", "named_twice", r"kernels must name each choice once", lambda draft: _kernels(draft, 2)),
     Case("kernels", "none", r"kernels must name each choice once", lambda draft: _kernels(draft, 0)),
     Case("query_partition", "sum_of_keys_wraps", None, _keys_that_wrap, options=SHARED),
