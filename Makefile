@@ -1,5 +1,6 @@
-# make setup | verify | test | matrix | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
-# make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
+# make setup | verify | test | matrix | h100 | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or
+# clang++, or set CXX). make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12
+# (PYTHON=python3.12).
 PYTHON ?= python3.11
 DEVICE ?= cpu
 VENV := .venv
@@ -13,7 +14,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test matrix engines faults mutants lint clean
+.PHONY: test-cuda setup verify test matrix h100 engines faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -42,6 +43,13 @@ test: setup
 MATRIX ?=
 matrix: setup
 	$(BIN)/python -m tools.matrix $(MATRIX)
+
+# The same on eight Hopper GPUs, with native arms: writes docs/evidence/h100-matrix.json and docs/h100.md and goes on where the last
+# sitting ended. A part of it, or a rehearsal on fewer: make h100 H100="--minutes 8", or H100="--profile hopper-small --only mixed
+# --output build/rehearsal.json --page ''".
+h100: setup
+	$(BIN)/python -m tools.matrix --cells matrices/h100.yaml --native --runs runs/h100 \
+		--output docs/evidence/h100-matrix.json --page docs/h100.md $(H100)
 
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from ray.job_submission import JobStatus
 
 from rlk import cli_submit
@@ -45,6 +46,7 @@ class Client:
         self.stopped: list[str] = []
         self.states = [JobStatus.PENDING, JobStatus.RUNNING, JobStatus.SUCCEEDED]
         self.refusal: Exception | None = None
+        self.lost: Exception | None = None
         self.interrupt = False
 
     def submit_job(self, **job: Any) -> None:
@@ -59,6 +61,8 @@ class Client:
         raise RuntimeError("the connection closed")
 
     def get_job_info(self, name: str) -> Any:
+        if self.lost is not None:
+            raise self.lost
         return SimpleNamespace(status=self.states.pop(0) if len(self.states) > 1 else self.states[0], message="exit 1")
 
     def stop_job(self, name: str) -> None:
@@ -164,6 +168,18 @@ def test_state_of_the_job_is_waited_for_after_its_log_breaks_off(
     assert report is not None
     assert client.states == [JobStatus.SUCCEEDED]
     assert "step 1/2\nthe log of job rlk-one broke off: the connection closed\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("error", [requests.ConnectionError("refused"), RuntimeError("500")])
+def test_cluster_that_goes_away_is_red(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("rlk.driver.jobs.LOST_S", 0)
+    client.lost = error
+    report = submit(plan_in(tmp_path), {}, wait=True)
+    assert report is not None
+    assert not report.passed
+    assert report.errors[0] == f"job rlk-one UNREACHABLE: the cluster stopped answering: {error}"
 
 
 def test_interrupt_stops_the_job_and_waits_for_its_end(client: Client, tmp_path: Path) -> None:
