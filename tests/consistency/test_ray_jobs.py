@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -45,9 +46,9 @@ class Rank:
 plan = Plan.from_json(open(sys.argv[1]).read())
 cluster = JoinedCluster(plan)
 cluster.start()
-places = [(side, slot) for slot in range(plan.ranks) for side in ("train", "engine")]
+places = [("train", slot) for slot in range(plan.ranks)] + [("engine", slot) for slot in range(plan.engine_ranks)]
 ranks = [cluster.add(f"{side}-{slot:02d}", Rank, {}, slot=slot) for side, slot in places]
-print("GPUS", ray.get([rank.gpu.remote() for rank in ranks]))
+print("GPUS", ray.get([rank.gpu.remote() for rank in ranks], timeout=60))
 print("LEFT", [actor.cause for actor in cluster.leave()])
 cluster.stop()
 """
@@ -61,7 +62,7 @@ class Ray:
     environment: dict[str, str]
     profile: Path
 
-    def rlk(self, *words: str) -> subprocess.Popen[str]:
+    def rlk(self, *words: str, profile: Path | None = None) -> subprocess.Popen[str]:
         """The command line, on this cluster's address and profile."""
         command = [
             sys.executable,
@@ -72,7 +73,7 @@ class Ray:
             "--ray-address",
             self.address,
             "--profile",
-            str(self.profile),
+            str(profile or self.profile),
         ]
         return subprocess.Popen(
             [*command, "--output-root", str(self.runs)],
@@ -108,15 +109,16 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RLK_"))}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**kept, **token, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    dashboard = _port()
+    dashboard, sockets = _port(), Path("/tmp") / f"rlk-{secrets.token_hex(4)}"  # paths have at most 107 characters
     options = {
         "--port": _port(),
         "--dashboard-port": dashboard,
         "--dashboard-agent-listen-port": _port(),
         "--num-cpus": 16,
         "--num-gpus": 2,
+        "--resources": json.dumps({"accelerator_type:H100": 1}),
         "--object-store-memory": 256 << 20,
-        "--temp-dir": Path("/tmp") / f"rlk-{secrets.token_hex(4)}",  # sockets there have at most 107 characters
+        "--temp-dir": sockets,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
     with (folder / "head.log").open("w") as log:
@@ -135,6 +137,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         head.wait(START_S)
         for child in psutil.wait_procs(children, timeout=START_S)[1]:
             child.kill()
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _answers(port: int, head: subprocess.Popen[bytes]) -> None:
@@ -210,7 +213,7 @@ def test_detached_run_returns_its_submission_and_the_job_decides(ray: Ray) -> No
 
 
 def test_train_rank_and_rollout_worker_share_a_gpu(ray: Ray, tmp_path: Path) -> None:
-    """Four slots on two GPUs: both of a slot on one, and each GPU taken by two slots."""
+    """Four slots on two GPUs: a worker is where its train rank is, and each GPU is taken by two slots."""
     plan = json.loads(
         subprocess.run(
             [sys.executable, "-m", "rlk", "plan", "--json", "--profile", str(ray.profile), "--run-id", "placed"],
@@ -223,14 +226,29 @@ def test_train_rank_and_rollout_worker_share_a_gpu(ray: Ray, tmp_path: Path) -> 
     plan["profile"] |= {"device": "cuda", "gpus": 2}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     (tmp_path / "placed.py").write_text(PLACED)
-    python = f"{sys.executable} -P {tmp_path}/placed.py {tmp_path}/plan.json"
-    output = ray.job("submit", "--runtime-env-json", json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}}), "--", python)
+    environment = json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}})
+    python = [sys.executable, "-P", str(tmp_path / "placed.py"), str(tmp_path / "plan.json")]
+    output = ray.job("submit", "--runtime-env-json", environment, "--", *python)
     assert "\nGPUS " in output, output
     (gpus,) = (json.loads(line[5:].replace("'", '"')) for line in output.splitlines() if line.startswith("GPUS "))
-    pairs = [tuple(gpus[i : i + 2]) for i in range(0, 8, 2)]
-    assert all(train == worker for train, worker in pairs), pairs
-    assert sorted(train for train, _ in pairs) == ["0", "0", "1", "1"]
-    assert f"LEFT {['INTENDED_USER_EXIT'] * 8}" in output
+    train, workers = gpus[:4], gpus[4:]
+    assert workers == train[:2]
+    assert sorted(train) == ["0", "0", "1", "1"]
+    assert f"LEFT {['INTENDED_USER_EXIT'] * 6}" in output
+
+
+def test_gpus_that_ray_gave_are_looked_at_before_the_run(ray: Ray) -> None:
+    """Ray gives a GPU that is not there; what a node has is known only on it."""
+    content = json.loads(ray.profile.read_text()) | {"device": "cuda", "gpus": 1}
+    path = ray.profile.with_name("blind.json")
+    path.write_text(json.dumps(content))
+    process = ray.rlk("verify", "--run-id", "blind", profile=path)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "CUDA_VISIBLE_DEVICES=0: 0: allowed are nothing: there is no GPU" in output
+    assert "job rlk-blind FAILED" in output
+    assert "no sealed verdict" in output
+    assert not (ray.runs / "blind").exists()
 
 
 def _lives(pid: int, started: float) -> bool:
