@@ -326,3 +326,15 @@ def test_outside_of_a_phase_nothing_is_recorded() -> None:
     ops = ProbedOps(CanonicalOps(), recorder)
     ops.add(torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.bfloat16))
     assert recorder.take() == {}
+
+
+def test_rows_of_a_cut_step_keep_their_own_places() -> None:
+    """A context-parallel engine rank computes some rows of a step, in its own order, and predicts all tokens."""
+    recorder = Recorder(ParallelContext(), LAYERS, native=True)
+    sample, position = torch.tensor([7, 7, 8]), torch.tensor([4, 5, 0])
+    recorder.begin("rollout", sample, position, head=torch.tensor([1, 2]), rows=torch.tensor([2, 0]))
+    recorder.output("embed", torch.ones(3, 4))  # two rows and one of padding
+    taken = recorder.take()
+    assert (taken["rollout/sample"].tolist(), taken["rollout/position"].tolist()) == ([8, 7], [0, 4])
+    assert (taken["rollout/head_sample"].tolist(), taken["rollout/head_position"].tolist()) == ([7, 8], [5, 0])
+    assert len(taken["rollout/embedding"]) == 2
