@@ -84,8 +84,8 @@ def page(modules: Sequence[Module], survivors: Sequence[Survivor]) -> str:
 def _summary(modules: Sequence[Module], survivors: Sequence[Survivor]) -> Iterator[str]:
     mutants, made, run, noticed = (sum(getattr(m, n) for m in modules) for n in ("mutants", "made", "run", "noticed"))
     explained = sum(1 for s in survivors if s.why)
-    yield f"Of {mutants} mutants {made} were to be made and **{run} were run: {noticed} noticed, {run - noticed}"
-    yield f"survived**, of which {explained} are explained."
+    yield f"Of {mutants} mutants {made} were to be made and {run} were run:"
+    yield f"**{noticed} noticed, {run - noticed} survived**, of which {explained} are explained."
 
 
 def _table(modules: Sequence[Module], survivors: Sequence[Survivor]) -> Iterator[str]:
