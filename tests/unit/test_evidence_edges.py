@@ -7,6 +7,7 @@ Made for mutants of the checks: each case is one that a change of a comparison, 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from rlk.evidence.errors import EvidenceError
 from rlk.evidence.oracle import tolerance
 from rlk.evidence.probe import Probe
 from rlk.evidence.schemas import Metrics, Readback
-from tests.unit.evidence_builder import Change, Draft, complete, make_draft
+from tests.unit.evidence_builder import Change, Draft, build, complete, make_draft
 from tests.unit.evidence_faults import everywhere, on_metrics, on_sample, on_token, then
 from tests.unit.evidence_memory import Case, assert_said, cases, held, step_of
 from tests.unit.evidence_steps import EOS
@@ -189,10 +190,39 @@ def _kernels(draft: Draft, times: int) -> None:
 
 
 SHARED = {"rollout_tp": 2, "rollout_cp": 2}
+
+
+def _actor(number: int, **values: object) -> Change:
+    def change(draft: Draft) -> None:
+        actors = list(draft.ray.actors)
+        actors[number] = replace(actors[number], **values)
+        draft.ray = replace(draft.ray, actors=tuple(actors))
+
+    return change
+
+
+def _one_pid(draft: Draft) -> None:
+    """The first rank of an engine is the process of the first train rank, whoever is asked."""
+    pid = draft.ray.actors[0].pid
+    at = next(i for i, actor in enumerate(draft.ray.actors) if actor.name == "engine-00-00")
+    _actor(at, pid=pid)(draft)
+    processes = draft.manifest["processes"]
+    draft.manifest["processes"] = tuple(
+        p.model_copy(update={"pid": pid}) if p.role == "engine-00-00" else p for p in processes
+    )
+    said: Readback = draft.manifest["readback"]
+    (first, *rest), *others = said.engines
+    engines = ((first.model_copy(update={"pid": pid}), *rest), *others)
+    draft.manifest["readback"] = said.model_copy(update={"engines": engines})
+
+
 THREE = {"mix": "0.7/0.95,0,1.3"}  # settings of a batch of four: its second step starts with the first of them again
 METRICS = [
     Case("sampling_settings", "mix_that_does_not_divide_the_batch", None, step=1, options=THREE),
     Case("oracle", "mix_that_does_not_divide_the_batch", None, step=1, options=THREE),
+    Case("ray", "restarting", r"train-01 is RESTARTING INTENDED_USER_EXIT", _actor(1, state="RESTARTING")),
+    Case("ray", "alive_with_a_good_cause", r"train-01 is ALIVE INTENDED_USER_EXIT", _actor(1, state="ALIVE")),
+    Case("processes", "shared_by_two_kinds", r"pid 100 is both train-00 and engine-00-00", _one_pid),
     Case("kernels", "named_twice", r"kernels must name each choice once", lambda draft: _kernels(draft, 2)),
     Case("kernels", "none", r"kernels must name each choice once", lambda draft: _kernels(draft, 0)),
     Case("query_partition", "sum_of_keys_wraps", None, _keys_that_wrap, options=SHARED),
@@ -276,24 +306,41 @@ def test_place_that_a_probe_cannot_tell_is_said() -> None:
     assert located(held(complete(make_draft())), step) is None
 
 
-@pytest.mark.parametrize("op", ["logits", "layers.0.qkv"])
-def test_place_of_every_row_is_that_of_the_token_that_it_predicts(op: str) -> None:
-    probe = next(p for p in complete(make_draft(probe=True)).probes[1] if p.role == "engine-01-01")
-    head = "head_" if op == "logits" else ""
-    rows = zip(
-        probe.arrays[f"rollout/{head}sample"].tolist(), probe.arrays[f"rollout/{head}position"].tolist(), strict=True
-    )
+PROMPTS, LENGTHS = {4: 2, 5: 2, 6: 3, 7: 3}, {4: 6, 5: 3, 6: 4, 7: 5}  # of step 1
+
+
+@pytest.mark.parametrize(
+    ("role", "array", "indices"),
+    [
+        ("engine-01-01", "rollout/logits", {0, 1, 2, 3, 4}),
+        ("engine-01-01", "rollout/layers.0.qkv", {None, 0, 1, 2, 3, 4}),
+        ("train-01", "score/layers.0.qkv", {None, 0, 1, 2, 3, 4}),
+    ],
+)
+def test_place_of_every_row_is_that_of_the_token_that_it_predicts(role: str, array: str, indices: set[object]) -> None:
+    probe = next(p for p in complete(make_draft(probe=True)).probes[1] if p.role == role)
+    phase, _, op = array.partition("/")
+    keys = [probe.arrays[f"{phase}/{'head_' if op == 'logits' else ''}{name}"] for name in ("sample", "position")]
     seen = set()
-    for row, (sample, position) in enumerate(rows):
-        case = Case("probe", "row", op, lambda d, row=row: flip(d.probes[1], probe.role, f"rollout/{op}", row), step=1,
+    for row, (sample, position) in enumerate(zip(*(key.tolist() for key in keys), strict=True)):
+        case = Case("probe", "row", op, lambda d, row=row: flip(d.probes[1], role, array, row), step=1,
                     options={"probe": True})  # fmt: skip
         failure = assert_said(case).failure
         assert failure is not None
-        index = position + 1 - {5: 2, 7: 3}[sample]
-        assert (failure.sample, failure.token_index) == (sample, index if index >= 0 else None)
+        index = position + 1 - PROMPTS[sample]
+        assert (failure.sample, failure.token_index) == (sample, index if 0 <= index < LENGTHS[sample] else None)
         seen.add(failure.token_index)
-    assert ({None} <= seen) == (op != "logits")
-    assert {0, 1, 2, 3, 4} <= seen
+    assert indices <= seen
+
+
+def test_file_that_cannot_be_read_is_named_alone(tmp_path: Path) -> None:
+    def garble(run: Path) -> None:
+        (run / "metrics.jsonl").write_text("{}: {}\n")
+
+    _, verdict = build(tmp_path, disk=garble)
+    failure = verdict.check("schemas").failure
+    assert failure is not None
+    assert failure.where == "metrics.jsonl line 1"
 
 
 def _line(**values: object) -> Metrics:
