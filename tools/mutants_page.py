@@ -28,7 +28,7 @@ it was, and one after a change of the tests makes only those mutants again that 
   objects Python shares.
 - **Noticed**: a test failed, the changed module could not be imported, or a test ran for longer than a minute of CPU.
 - **Survived**: every test that executes the statement passed. Those that matter got a test
-  (`tests/unit/test_evidence_edges.py` and its neighbours); why the others may stay stands below
+  (`tests/unit/test_evidence_*_edges.py` and their neighbours); why the others may stay stands below
   (`tools/mutant_reasons.py`).
 """
 
