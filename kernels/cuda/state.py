@@ -63,3 +63,14 @@ def fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int,
     )  # fmt: skip
     first, second = out.tolist()
     return first & MASK, second & MASK
+
+
+def row_fingerprints(x: torch.Tensor, shards: int, shard0: int) -> torch.Tensor:
+    """See rlk.kernels.state: the integers of the CPU form."""
+    rows, columns = x.shape[0], x.shape[1] // shards
+    words, out = x.view(WORDS[x.element_size()]), torch.empty(rows, shards, dtype=I64, device=x.device)
+    launch.run(
+        programs.row_fingerprints, (rows, shards), take(words, words.dtype), out, shards, columns, shard0,
+        WORD=8 * x.element_size(), BLOCK=BLOCK,
+    )  # fmt: skip
+    return out

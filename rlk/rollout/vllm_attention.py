@@ -55,7 +55,7 @@ def native_core(q: torch.Tensor, cache: torch.Tensor, batch: PagedBatch) -> torc
         rows = slice(first[r], first[r + 1])
         pages = cache[batch.block_table[r, : -(-length // cache.shape[2])].long()]
         kv = pages.transpose(1, 2).flatten(0, 1)[:length]
-        positions = torch.arange(length - (rows.stop - rows.start), length)
+        positions = torch.arange(length - (rows.stop - rows.start), length, device=q.device)
         out[rows] = sdpa(q[rows], kv[..., :d], kv[..., d:], positions)
     return out
 

@@ -66,3 +66,18 @@ def fingerprint(x, out, rows, columns, stride, row0, col0, width, WORD: tl.const
     zero = tl.zeros_like(a)
     tl.atomic_add(out, tl.sum(tl.sum(tl.where(inside, a, zero), 1), 0).to(tl.int64), sem="relaxed")
     tl.atomic_add(out + 1, tl.sum(tl.sum(tl.where(inside, b, zero), 1), 0).to(tl.int64), sem="relaxed")
+
+
+@triton.jit(do_not_specialize=["shards", "columns", "shard0"])
+def row_fingerprints(x, out, shards, columns, shard0, WORD: tl.constexpr, BLOCK: tl.constexpr):
+    """One sum of mixes a row and virtual shard: a program a row and shard; the index is the place in a whole row."""
+    row, shard = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    total = tl.zeros((BLOCK,), tl.uint64)
+    for first in range(0, columns, BLOCK):
+        c = first + tl.arange(0, BLOCK)
+        inside = c < columns
+        bits = tl.load(x + (row * shards + shard) * columns + c, mask=inside, other=0).to(tl.int64) & ((1 << WORD) - 1)
+        index = ((shard0 + shard).to(tl.int64) * columns + c).to(tl.uint64)
+        word = mix(mix(index * 0x9E3779B97F4A7C15 + 1) ^ bits.to(tl.uint64))
+        total += tl.where(inside, word, tl.zeros_like(word))
+    tl.store(out + row * shards + shard, tl.sum(total, 0).to(tl.int64))
