@@ -90,6 +90,9 @@ def _load(command: Command, said: Said, words: Sequence[str]) -> Plan:
 def _run_plan(plan: Plan, said: Said) -> int:
     if plan.unbuilt:
         raise ConfigErrors(plan.unbuilt)
+    from rlk.driver.refusals import refuse
+
+    refuse(plan, os.environ)
     if plan.config.run_id is None:
         plan = plan.with_run_id(new_run_id(plan.cell, datetime.now(), secrets.token_hex(2)))
     run_dir = Path(plan.config.output_root) / plan.run_id

@@ -35,6 +35,9 @@ SIGNATURES = {
     "rlk_fingerprint_32": (None, "piiiiiip"),
     "rlk_row_fingerprints_16": (None, "piiiip"),
     "rlk_row_fingerprints_32": (None, "piiiip"),
+    "rlk_arena_header": (I64, ""),
+    "rlk_arena_join": (None, "pi"),
+    "rlk_exchange": (I64, "piippiiid"),
 }
 LETTERS = {"p": POINTER, "i": I64, "f": F32, "d": F64}
 

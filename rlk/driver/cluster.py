@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ray.core.generated import common_pb2, gcs_pb2
 
 from rlk.driver.errors import RunError
 from rlk.driver.processes import Ledger
-from rlk.evidence.ray_status import Actor
+from rlk.evidence.ray_status import CLEAN_CAUSES, Actor
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ class Cluster:
     def __init__(self, actors: int, stop_s: float) -> None:
         self.ledger = Ledger()
         self.handles: dict[str, Any] = {}
+        self._names: dict[str, str] = {}  # Ray's name of an actor, which never changes, by the role that it has now
+        self._added = 0
         self._slots, self._stop_s = actors, stop_s
         self._folder: Path | None = None
 
@@ -73,29 +75,56 @@ class Cluster:
 
     def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any) -> Any:
         """Starts one actor: one rank, one process, with its environment set before its Python starts."""
+        name, self._added = f"rank-{self._added}", self._added + 1
         options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": dict(environment)}}
-        handle = ray.remote(cls).options(name=role, **options).remote(*args)
-        self.handles[role] = handle
+        handle = ray.remote(cls).options(name=name, **options).remote(*args)
+        self.handles[role], self._names[role] = handle, name
         return handle
+
+    def assign(self, roles: Mapping[str, str]) -> None:
+        """Gives actors other roles: new by old."""
+        taken = {new: (self.handles.pop(old), self._names.pop(old)) for old, new in roles.items()}
+        for role, (handle, name) in taken.items():
+            self.handles[role], self._names[role] = handle, name
+
+    def dismiss(self, roles: Collection[str]) -> None:
+        """Asks these actors to leave and waits until Ray calls them dead; they are not the session's any more.
+
+        Raises:
+            RunError: one of them did not leave as it was asked to.
+        """
+        left = self._leave(roles)
+        for role in roles:
+            del self.handles[role], self._names[role]
+        unclean = [actor.line() for actor in left if actor.cause not in CLEAN_CAUSES]
+        if unclean:
+            raise RunError(f"asked to leave, and did not leave well: {'; '.join(unclean)}")
 
     def actors(self) -> tuple[Actor, ...]:
         """Every actor's state, as Ray tells it; none while Ray is not up."""
         if not ray.is_initialized():
             return ()
         found, exits = [], _exit_types()
+        roles = {name: role for role, name in self._names.items()}
         for entry in ray_state.actors().values():
-            if entry["Name"] in self.handles:
-                found.append(Actor(entry["Name"], entry["State"], entry["Pid"], _cause(entry, exits)))
+            if entry["Name"] in roles:
+                found.append(Actor(roles[entry["Name"]], entry["State"], entry["Pid"], _cause(entry, exits)))
         return tuple(sorted(found, key=lambda actor: actor.name))
 
     def leave(self) -> tuple[Actor, ...]:
         """Asks every actor to leave, waits until Ray calls each of them dead, and returns how they ended."""
-        for handle in self.handles.values():
-            handle.leave.remote()
+        return self._leave(self.handles)
+
+    def _leave(self, roles: Collection[str]) -> tuple[Actor, ...]:
+        for role in roles:
+            self.handles[role].leave.remote()
         deadline = time.monotonic() + self._stop_s
-        while any(actor.state != "DEAD" for actor in self.actors()) and time.monotonic() < deadline:
+        while any(actor.state != "DEAD" for actor in self._named(roles)) and time.monotonic() < deadline:
             time.sleep(0.1)
-        return self.actors()
+        return self._named(roles)
+
+    def _named(self, roles: Collection[str]) -> tuple[Actor, ...]:
+        return tuple(actor for actor in self.actors() if actor.name in roles)
 
     def stop(self) -> None:
         """Ends Ray and every process recorded, by pid, and removes Ray's folder.

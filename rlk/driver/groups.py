@@ -47,10 +47,10 @@ class Trainer:
         port = collect(opening, self.plan.profile.timeouts.start_s, "trainer start")
         return {role: handle.start.remote(port[first]) for role, handle in self.ranks.items()}
 
-    def reset(self, plan: Plan) -> None:
-        """Initial state, for a run of `plan`."""
+    def moving(self, plan: Plan) -> dict[str, Any]:
+        """Begins the move to the topology and the initial state of `plan`, and returns what to wait for."""
         self.plan = plan
-        self._call("reset", plan.profile.timeouts.start_s, "reset", plan.to_json())
+        return {role: handle.move.remote(plan.to_json()) for role, handle in self.ranks.items()}
 
     def score(self, samples: Sequence[Sample]) -> list[tuple[ScoredTokens, npt.NDArray[np.float32]]]:
         """Policy and reference log-probabilities, by rank."""
@@ -104,14 +104,10 @@ class Engines:
     """All ranks of all engines; roles in engine, then rank order."""
 
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
-        self.plan = plan
+        self.plan, self.cluster = plan, cluster
         self.ranks: dict[Place, Any] = {}
-        for engine in range(plan.engines):
-            port = _free_port()
-            for rank in range(plan.engine_ranks):
-                role = layout.engine_role(engine, rank)
-                args = (plan.to_json(), engine, rank, plan.engine_ranks, port)
-                self.ranks[engine, rank] = cluster.add(role, EngineActor, plan.engine_env, *args)
+        for place, args in _places(plan).items():
+            self.ranks[place] = cluster.add(layout.engine_role(*place), EngineActor, plan.engine_env, *args)
 
     def _by_engine(
         self, stage: str, timeout_s: float, method: str, args: Mapping[Place, tuple[Any, ...]]
@@ -127,10 +123,21 @@ class Engines:
         """Begins the start of every rank and returns what to wait for."""
         return {layout.engine_role(*place): handle.start.remote() for place, handle in self.ranks.items()}
 
-    def reset(self, plan: Plan) -> None:
-        """Initial state, for a run of `plan`."""
-        self.plan = plan
-        self._by_engine("reset", plan.profile.timeouts.start_s, "reset", dict.fromkeys(self.ranks, (plan.to_json(),)))
+    def moving(self, plan: Plan) -> dict[str, Any]:
+        """Begins the move to the engines of `plan`, in initial state, and returns what to wait for: processes take new
+        places, those that are not needed any more leave, and missing ones are started."""
+        places, old = _places(plan), [layout.engine_role(*place) for place in self.ranks]
+        self.cluster.dismiss(old[len(places) :])
+        new = [layout.engine_role(*place) for place in places]
+        self.cluster.assign(dict(zip(old, new, strict=False)))
+        self.plan, waiting = plan, {}
+        for role, args in zip(new, places.values(), strict=True):
+            if role in self.cluster.handles:
+                waiting[role] = self.cluster.handles[role].move.remote(*args)
+            else:
+                waiting[role] = self.cluster.add(role, EngineActor, plan.engine_env, *args).start.remote()
+        self.ranks = {place: self.cluster.handles[layout.engine_role(*place)] for place in places}
+        return waiting
 
     def generate(self, step: int, requests: Sequence[Sequence[Request]], version: int) -> list[list[Generation]]:
         """What every rank of every engine generated from its engine's requests."""
@@ -161,6 +168,16 @@ class Engines:
     def read_back(self) -> list[list[dict[str, Any]]]:
         """Effective settings, by engine and rank."""
         return self._by_engine("read-back", self.plan.profile.timeouts.sync_s, "read_back", {})
+
+
+def _places(plan: Plan) -> dict[Place, tuple[str, int, int, int, int]]:
+    """Every rank of every engine, and what its process is told."""
+    ports = [_free_port() for _ in range(plan.engines)]
+    return {
+        (engine, rank): (plan.to_json(), engine, rank, plan.engine_ranks, ports[engine])
+        for engine in range(plan.engines)
+        for rank in range(plan.engine_ranks)
+    }
 
 
 def _free_port() -> int:

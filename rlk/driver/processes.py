@@ -4,7 +4,8 @@ touched."""
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import psutil
 
@@ -43,6 +44,12 @@ class Ledger:
     def name(self, pid: int, role: str) -> None:
         """Gives a process the role that it has in the run."""
         self._owned[pid] = Owned(pid, psutil.Process(pid).create_time(), role)
+
+    def rename(self, old: Collection[str], new: str) -> None:
+        """Gives every process of these roles another one."""
+        for owned in self.owned:
+            if owned.role in old:
+                self._owned[owned.pid] = replace(owned, role=new)
 
     def record_children(self) -> None:
         """Adds every process below this one that is not recorded yet, under the name that it has."""

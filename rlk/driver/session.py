@@ -1,11 +1,13 @@
-"""A session: Ray, one trainer and its engines, started once. It can make one run, or reset and make the next."""
+"""A session: Ray, one trainer and its engines, started once. It makes many runs, and is reset between them to the initial
+state of the same or of another topology."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rlk.driver.cluster import Cluster
 from rlk.driver.errors import RunError
@@ -24,11 +26,13 @@ log = logging.getLogger(__name__)
 
 
 class Session:
-    """Processes of one topology. Use as a context manager: leaving it ends every process that it started."""
+    """Processes of one profile. Use as a context manager: leaving it ends every process that it started."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.cluster = Cluster(plan.ranks + plan.engines * plan.engine_ranks, plan.profile.timeouts.stop_s)
+        self.cluster = Cluster(
+            2 * plan.ranks, plan.profile.timeouts.stop_s
+        )  # a trainer's, and the most that engines use
         self._fresh = True
         self._ended: tuple[Actor, ...] | None = None
 
@@ -46,23 +50,28 @@ class Session:
         self.trainer, self.engines = Trainer(self.cluster, self.plan), Engines(self.cluster, self.plan)
         starting = self.engines.starting() | self.trainer.starting()
         self.oracle = Oracle(self.plan)  # its imports take seconds, in which this process would only wait
-        ready = collect(starting, self.plan.profile.timeouts.start_s, "start")
-        for role, readback in ready.items():
+        self._take(starting, "start")
+
+    def _take(self, starting: Mapping[str, Any], stage: str) -> None:
+        """Waits for ranks and notes which process has which role."""
+        for role, readback in collect(starting, self.plan.profile.timeouts.start_s, stage).items():
             self.cluster.ledger.name(readback.get("pid") or readback["process"]["pid"], role)
         self.cluster.ledger.record_children()
 
     def reset(self, plan: Plan) -> None:
-        """Back to the initial state, byte for byte, for a run of another plan of the same topology.
+        """Back to the initial state, byte for byte, for a run of another plan. For another topology, mode or limit the
+        processes stay and take new places.
 
         Raises:
-            RunError: the plan needs processes of another shape.
+            RunError: the plan is of another profile.
         """
-        if not same_processes(plan, self.plan):
-            raise RunError(f"this session runs {self.plan.cell}; {plan.cell} needs a session of its own")
-        self.plan = plan
-        if not self._fresh:
-            self.trainer.reset(plan)
-            self.engines.reset(plan)
+        if plan.profile != self.plan.profile:
+            raise RunError(f"this session runs {self.plan.profile.name}; {plan.profile.name} needs one of its own")
+        before, self.plan = self.plan, plan
+        if self._fresh and plan == before:
+            return
+        self.cluster.ledger.rename(list(self.cluster.handles), "left")  # until each says below which one it is now
+        self._take(self.engines.moving(plan) | self.trainer.moving(plan), "reset")
         self._fresh = True
 
     def run(self, writer: RunWriter, watch: Watch) -> Said:
@@ -102,12 +111,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def same_processes(a: Plan, b: Plan) -> bool:
-    """Whether processes started for one plan can run the other; the rest of a plan may change between runs."""
-    return _built_for(a) == _built_for(b)
-
-
-def _built_for(plan: Plan) -> tuple[object, ...]:
-    return (plan.train, plan.rollout, plan.ranks, plan.engines, plan.profile, plan.config.mode, plan.max_model_len)

@@ -19,7 +19,9 @@ from rlk.evidence.probe import Probe
 from rlk.evidence.program import PHASES, parameters, program
 from rlk.evidence.record import Record
 
-OWN = frozenset({"run_id", "output_root", "as_json", "detach", "probe", "probe_row", "profile", "ray_address"})
+OWN = frozenset(
+    {"run_id", "output_root", "as_json", "detach", "probe", "probe_row", "profile", "ray_address", "allow_dirty"}
+)
 """Options that may differ between equal runs, and are not reported."""
 
 

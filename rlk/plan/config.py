@@ -23,7 +23,9 @@ _RUN_ID = Text(
 _PATH = Text("a path")
 _ROW = Text("OP@SAMPLE/POSITION, as in layers.1.qkv@17/23", r"[a-z_0-9.]+@[0-9]{1,12}/[0-9]{1,8}")
 _ADDRESS = Text(
-    "HOST:PORT of a Ray that is running; left out, a run starts its own", r"[A-Za-z0-9._:\[\]-]+:[0-9]{1,5}"
+    "HOST:PORT or http://HOST:PORT of the dashboard of a Ray that is running (8265 unless it was started otherwise); "
+    "left out, a run starts its own Ray",
+    r"(https?://)?[A-Za-z0-9._:\[\]-]+:[0-9]{1,5}",
 )
 
 _FAULT = Text("NAME or NAME@STEP of docs/faults.md", r"[a-z0-9-]+(@[0-9]{1,6})?")
@@ -157,8 +159,22 @@ class RunConfig(BaseModel):
         str, _option("--output-root", domain=_PATH, help="folder that holds the run directories")
     ] = "runs"
     ray_address: Annotated[
-        str | None, _option("--ray-address", domain=_ADDRESS, help="a Ray that is running; RAY_ADDRESS is ignored")
+        str | None,
+        _option(
+            "--ray-address",
+            domain=_ADDRESS,
+            help="submit to the Ray that is running there, by its dashboard's address; RAY_ADDRESS is refused",
+        ),
     ] = None
+    allow_dirty: Annotated[
+        bool,
+        _option(
+            "--allow-dirty",
+            domain=Switch(),
+            help="run a checkout with uncommitted changes, recorded by their hash; a test profile always may",
+            in_profile=False,
+        ),
+    ] = False
     profile: Annotated[
         str | None,
         _option(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rlk.plan.errors import ConfigErrors, shown
 from rlk.plan.shape import ModelShape, read_shape
+from rlk.plan.topology import DEGREES
 
 __all__ = ["EngineLimits", "ModelShape", "Profile", "Timeouts", "load_profile", "read_shape"]
 
@@ -67,6 +68,8 @@ class Profile(BaseModel):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     device: Literal["cpu", "cuda"]
     ranks: Literal[1, 2, 4, 8] = 8
+    gpus: Literal[1, 2, 4, 8] | None = None
+    """GPUs of one host that the ranks are spread over; null: all that are visible, as far as they divide the ranks."""
     model: str
     reference: str | None = None
     """Checkpoint of the KL reference; the model itself if null."""
@@ -83,9 +86,21 @@ class Profile(BaseModel):
     test: bool = False
     """Whether faults may be injected on purpose."""
     python: str | None = None
-    """Interpreter of the actors; this one if null."""
+    """Interpreter that runs the driver and its actors; this one if null."""
     framework: str | None = None
-    """Checkout that the actors import; the installed one if null."""
+    """Checkout of this project that they import; the installed one if null."""
+
+    @model_validator(mode="after")
+    def _ranks_spread_evenly(self) -> Self:
+        if self.gpus is not None and self.device == "cpu":
+            raise ValueError(f"gpus {self.gpus}: device cpu takes none: leave it out")
+        if self.gpus is not None and self.ranks % self.gpus:
+            raise ValueError(f"gpus {self.gpus}: allowed is a number that divides the {self.ranks} ranks")
+        return self
+
+    def gpus_of(self, there: int) -> int:
+        """How many of `there` GPUs the ranks are spread over; more than `there` where the profile asks for more."""
+        return self.gpus or max((n for n in DEGREES if n <= there and self.ranks % n == 0), default=1)
 
 
 def load_profile(name: str | None, cwd: Path) -> Profile:

@@ -40,6 +40,11 @@ class EngineRank:
         Raises:
             RolloutError: the plan has another number of ranks, or the process lacks a variable that it asks for.
         """
+        self._take_place(plan_json, engine, rank, world, master_port)
+        self._live: Any = None
+        self._seconds: dict[str, float] = {}
+
+    def _take_place(self, plan_json: str, engine: int, rank: int, world: int, master_port: int) -> None:
         self.plan = Plan.from_json(plan_json)
         self.engine, self.rank = engine, rank
         if world != self.plan.engine_ranks or not 0 <= rank < world:
@@ -48,11 +53,9 @@ class EngineRank:
         if errors:
             raise RolloutError("; ".join(errors))
         os.environ.update(rank_environment(rank, world, master_port))
-        self._live: Any = None
         self._cached_tokens = 0
         self._applied: set[Applied] = set()
         self._loading, self._version = False, 0
-        self._seconds: dict[str, float] = {}
 
     def start(self) -> dict[str, Any]:
         """Imports vLLM, builds the engine, and returns `read_back()`. Ranks of one engine wait here for each other.
@@ -140,6 +143,17 @@ class EngineRank:
         self._rpc("inject", self._injected())
         self._cached_tokens, self._applied = 0, set()
         self.commit(0)
+
+    def move(self, plan_json: str, engine: int, rank: int, world: int, master_port: int) -> dict[str, Any]:
+        """Initial state for a run of any plan of the same profile; returns `read_back()`. Where the plan needs another
+        engine, this rank leaves its own and takes its place in that one: see `__init__` and `start`."""
+        if same_engine(Plan.from_json(plan_json), self.plan) and (engine, rank) == (self.engine, self.rank):
+            self.reset(plan_json)
+            return self.read_back()
+        self.stop()
+        gc.collect()  # vLLM's objects refer to each other: the memory of the old engine goes before the new one is made
+        self._take_place(plan_json, engine, rank, world, master_port)
+        return self.start()
 
     def fingerprint(self) -> dict[str, tuple[int, int]]:
         """This rank's part of the fingerprint of every exported tensor, by checkpoint name, from the live weights.

@@ -15,6 +15,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from rlk.kernels.collectives.base import Alone
 from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
 from rlk.model import checkpoint
 from rlk.model.native import NativeOps
 from rlk.model.ops import CanonicalOps, Ops
@@ -33,10 +34,13 @@ def plan_of(vllm_config: Any) -> Plan:
     return Plan.from_json(vllm_config.additional_config[PLAN_KEY])
 
 
-def rollout_context() -> ParallelContext:
-    """This rank's place in the engine, over vLLM's own tensor-parallel group."""
-    group = get_tp_group()
-    return ParallelContext(Alone() if group.world_size == 1 else GlooCollective(group.cpu_group, "rollout TP"))
+def rollout_context(plan: Plan) -> ParallelContext:
+    """This rank's place in the engine; its peers meet over vLLM's own tensor-parallel group."""
+    group, words = get_tp_group(), "tensor parallel group of an engine"
+    if group.world_size == 1:
+        return ParallelContext(Alone())
+    peers = GlooCollective(group.cpu_group, words)
+    return ParallelContext(SharedMemoryCollective(peers, words, plan.profile.timeouts.collective_s))
 
 
 def step_rows(metadata: Mapping[str, PagedBatch], requests: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +66,7 @@ class RolloutQwen3(nn.Module):
         self.recorder: Recorder | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
         with set_default_torch_dtype(torch.float32):
-            self.qwen3 = Qwen3(shape, rollout_context(), ops, plan.max_model_len)
+            self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len)
         self.attention = nn.ModuleList(
             Attention(
                 shape.heads // tp,

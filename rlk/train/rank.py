@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from rlk.kernels.collectives.base import Alone, Collective
 from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
 from rlk.kernels.proof import prove
 from rlk.model.parallel import ParallelContext
 from rlk.plan.derive import Plan
@@ -32,7 +33,7 @@ class TrainRank:
     def __init__(self, plan_json: str, rank: int) -> None:
         self.plan = Plan.from_json(plan_json)
         self.rank = rank
-        self.tp_rank, self.cp_rank = divmod(rank, self.plan.train.cp)
+        self._groups: list[dist.ProcessGroup] = []
 
     def open_store(self) -> int:
         """Rank 0 only: opens the meeting point and returns its port, chosen by the system, so that none can be
@@ -65,23 +66,35 @@ class TrainRank:
         mine: Collective = Alone()
         for ranks in members:  # every process takes part in making every group
             group = dist.new_group(ranks, timeout=self._timeout())
+            if self.rank in ranks:
+                self._groups.append(group)
             if self.rank in ranks and len(ranks) > 1:
-                mine = GlooCollective(group, f"{name} group of train ranks {ranks}")
+                words = f"{name} group of train ranks {ranks}"
+                mine = SharedMemoryCollective(
+                    GlooCollective(group, words), words, self.plan.profile.timeouts.collective_s
+                )
         return mine
 
-    def reset(self, plan_json: str) -> dict[str, Any]:
-        """Back to the initial state, byte for byte, for a run of another plan of the same topology; returns
-        `read_back()`.
+    def move(self, plan_json: str) -> dict[str, Any]:
+        """Back to the initial state, byte for byte, for a run of another plan; returns `read_back()`. For another
+        topology all ranks leave their groups and form those of it.
 
         Raises:
-            ValueError: the plan needs another topology.
+            ValueError: the plan needs another number of ranks.
         """
         plan = Plan.from_json(plan_json)
-        if (plan.train, plan.ranks) != (self.plan.train, self.plan.ranks):
-            raise ValueError(f"this trainer runs {self.plan.train}; a plan of {plan.train} needs a trainer of its own")
-        self.plan = plan
-        self.worker = TrainWorker(plan, self.worker.context)
+        if plan.ranks != self.plan.ranks:
+            raise ValueError(f"this trainer has {self.plan.ranks} ranks: a plan of {plan.ranks} needs one of its own")
+        moved, self.plan = plan.train != self.plan.train, plan
+        if moved:
+            self._leave_groups()
+        self.worker = TrainWorker(plan, self._context() if moved else self.worker.context)
         return self.read_back()
+
+    def _leave_groups(self) -> None:
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        self._groups.clear()
 
     def score(self, samples: Sequence[Sample]) -> tuple[ScoredTokens, npt.NDArray[np.float32]]:
         """Takes a step's samples; recomputed policy log-probabilities and those of the reference, of this rank's

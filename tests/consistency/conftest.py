@@ -1,4 +1,4 @@
-"""One expensive run a cell, shared by many small asserts; cells of one topology share a session."""
+"""One expensive run a cell, shared by many small asserts; all cells of a profile share a session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from rlk.driver.progress import LiveView
 from rlk.driver.run import Outcome, execute_in
-from rlk.driver.session import Session, same_processes
+from rlk.driver.session import Session
 from rlk.evidence.record import Record
 from rlk.evidence.validate import validate
 from rlk.evidence.verdict import Validation
@@ -52,7 +52,7 @@ class CellRun:
 
 
 class Sessions:
-    """The one session that is alive; a plan of another topology ends it and starts its own."""
+    """The one session that is alive; a plan of another profile ends it and starts its own."""
 
     def __init__(self, output: Path) -> None:
         self.output = output
@@ -64,7 +64,7 @@ class Sessions:
         config = plan.config.model_copy(update={"output_root": str(self.output)})
         plan = replace(plan, config=config).with_run_id(run_id)
         with LiveView(sys.stderr, plan.config.steps) as watch:
-            if self._session is None or not same_processes(self._session.plan, plan):
+            if self._session is None or self._session.plan.profile != plan.profile:
                 self.stop()
                 self._session = Session(plan)
                 self._session.start(watch)

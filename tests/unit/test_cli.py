@@ -44,10 +44,10 @@ Execute = Callable[..., Outcome]
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a profile, without RLK_ variables, as the current one."""
-    write_profile(tmp_path)
+    """A folder with a test profile, which may run a dirty checkout, without RLK_ variables, as the current one."""
+    write_profile(tmp_path, test=True)
     monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("RLK_")]:
+    for name in [name for name in os.environ if name.startswith("RLK_") or name == "RAY_ADDRESS"]:
         monkeypatch.delenv(name)
     return tmp_path
 
@@ -253,6 +253,22 @@ def test_run_id_is_never_reused(plans: list[Plan], home: Path, capsys: pytest.Ca
     assert main(["verify", "--run-id", "old"]) == 2
     assert capsys.readouterr().err.startswith("--run-id old: runs/old exists")
     assert plans == []
+
+
+@pytest.mark.parametrize("words", [["verify"], ["run", "--detach"]])
+def test_refused_run_leaves_nothing(
+    plans: list[Plan],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    before = sorted(home.rglob("*"))
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("RAY_ADDRESS=10.0.0.1:6379: ")
+    assert plans == []
+    assert sorted(home.rglob("*")) == before
 
 
 def test_detached_command_runs_in_its_own_session(

@@ -1,12 +1,14 @@
 """A reduction's order is the tree's, whichever transport and however many ranks hold the leaves.
 
 Two partials cannot fail, since a + b = b + a: every case has eight leaves, and a probe that another order would move.
-The transports are threads (what the other tests stand on) and gloo with two processes.
+The transports are threads (what the other tests stand on), gloo with two processes, and shared memory with these two
+and with threads, which are as many as ranks can be.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +18,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlk.kernels.collectives.base import Alone, CollectiveTimeoutError, tree_all_reduce, tree_reduce_scatter
+from rlk.kernels.collectives import shared_memory
+from rlk.kernels.collectives.base import Alone, Collective, CollectiveTimeoutError, tree_all_reduce, tree_reduce_scatter
 from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
 from rlk.kernels.tree import tree_sum
 from rlk.model.ops import CanonicalOps
 from rlk.model.parallel import ParallelContext
@@ -125,13 +129,10 @@ def test_a_failing_thread_releases_the_others() -> None:
     assert time.monotonic() - began < 10
 
 
-def gloo_rank(rank: int, folder: str) -> None:
-    """One of two processes: every collective, then one that the peer does not join."""
-    meeting = f"file://{folder}/meeting"
-    dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=60))
-    group = GlooCollective(dist.new_group([0, 1]), "context parallel group")
+def every_movement(rank: int, group: Collective) -> dict[str, Any]:
+    """What one of two ranks gets of each collective."""
     mine = LEAVES.view(2, 4, 2, -1)[rank]
-    out: dict[str, Any] = {
+    return {
         "place": (group.rank, group.size),
         "gather": group.all_gather(LEAVES[rank].to(torch.bfloat16), "gather"),
         "exchange": group.all_to_all(mine[0], "exchange"),
@@ -139,46 +140,112 @@ def gloo_rank(rank: int, folder: str) -> None:
         "scatter": tree_reduce_scatter(mine, group, "scatter"),
         "sum": group.all_reduce(torch.full((3,), rank + 1.0, dtype=torch.bfloat16), "sum"),
     }
+
+
+def waited_in_vain(group: Collective) -> str:
+    """What rank 0 says when rank 1 does not join."""
+    if group.rank:
+        return ""
+    with pytest.raises(CollectiveTimeoutError) as caught:
+        group.all_gather(FOUR, "layers.3.down")
+    return str(caught.value)
+
+
+def process(rank: int, folder: str) -> None:
+    """One of two processes: every collective, then one that the peer does not join, then one before which it dies."""
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", meeting, rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    gloo = GlooCollective(dist.new_group([0, 1]), "context parallel group")
+    shared = SharedMemoryCollective(gloo, "context parallel group", 60)
+    out: dict[str, Any] = {name: every_movement(rank, g) for name, g in (("gloo", gloo), ("shared", shared))}
+    out["named"] = [name for name in os.listdir(shared_memory.FOLDER) if f"rlk-{os.getpid()}-" in name]
     impatient = GlooCollective(dist.new_group([0, 1], timeout=timedelta(seconds=0.5)), "tensor parallel group")
-    if rank == 0:
-        try:
-            impatient.all_gather(FOUR, "layers.3.down")
-        except CollectiveTimeoutError as error:
-            out["timeout"] = str(error)
-    torch.save(out, f"{folder}/{rank}.pt")
+    out["gloo timeout"] = waited_in_vain(impatient)
     dist.barrier()
-    dist.destroy_process_group()
+    out["shared timeout"] = waited_in_vain(SharedMemoryCollective(gloo, "tensor parallel group", 0.5))
+    bereft = SharedMemoryCollective(gloo, "tensor parallel group", 60)
+    out["shared death"] = waited_in_vain(bereft)
+    torch.save(out, f"{folder}/{rank}.pt")
 
 
 @pytest.fixture(scope="module")
-def gloo(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("gloo")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder: Path = tmp_path_factory.mktemp("processes")
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=gloo_rank, args=(rank, str(folder)), daemon=True) for rank in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0]
+    processes = [spawn.Process(target=process, args=(rank, str(folder)), daemon=True) for rank in (0, 1)]
+    for started in processes:
+        started.start()
+    for started in processes:
+        started.join(120)
+    assert [ended.exitcode for ended in processes] == [0, 0]
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_gloo_moves_bytes_in_rank_order(gloo: list[dict[str, Any]], rank: int) -> None:
-    assert gloo[rank]["place"] == (rank, 2)
-    assert_same(gloo[rank]["gather"], LEAVES[:2].to(torch.bfloat16))
+@pytest.mark.parametrize("transport", ["gloo", "shared"])
+def test_bytes_move_in_rank_order(found: list[dict[str, Any]], transport: str, rank: int) -> None:
+    moved = found[rank][transport]
+    assert moved["place"] == (rank, 2)
+    assert_same(moved["gather"], LEAVES[:2].to(torch.bfloat16))
     pieces = LEAVES.view(2, 4, 2, -1)[:, 0]
-    assert_same(gloo[rank]["exchange"], pieces[:, rank])
-    assert gloo[rank]["sum"].tolist() == [3.0] * 3
+    assert_same(moved["exchange"], pieces[:, rank])
+    assert moved["sum"].tolist() == [3.0] * 3
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_gloo_reduces_by_the_tree(gloo: list[dict[str, Any]], rank: int) -> None:
+@pytest.mark.parametrize("transport", ["gloo", "shared"])
+def test_every_transport_reduces_by_the_tree(found: list[dict[str, Any]], transport: str, rank: int) -> None:
     whole = tree_sum(LEAVES.view(8, 2, -1))
-    assert_same(gloo[rank]["tree"], whole)
-    assert_same(gloo[rank]["scatter"], whole[rank])
+    assert_same(found[rank][transport]["tree"], whole)
+    assert_same(found[rank][transport]["scatter"], whole[rank])
 
 
-def test_a_missing_peer_is_named_by_stage_and_group(gloo: list[dict[str, Any]]) -> None:
-    words = "tensor parallel group: rank 0 of 2 waited in 'layers.3.down' and a peer did not answer"
-    assert gloo[0]["timeout"].startswith(words)
+def test_a_missing_peer_is_named_by_stage_and_group(found: list[dict[str, Any]]) -> None:
+    words = "tensor parallel group: rank 0 of 2 waited in 'layers.3.down'"
+    assert found[0]["gloo timeout"].startswith(f"{words} and a peer did not answer")
+    assert found[0]["shared timeout"] == f"{words}: rank 1 did not come within 0.5 s"
+
+
+def test_a_dead_peer_is_not_waited_for(found: list[dict[str, Any]]) -> None:
+    assert found[0]["shared death"] == "tensor parallel group: rank 0 of 2 waited in 'layers.3.down': rank 1 is gone"
+
+
+def test_shared_memory_has_no_name_once_it_is_open(found: list[dict[str, Any]]) -> None:
+    assert found[0]["named"] == found[1]["named"] == []
+
+
+@pytest.mark.parametrize("size", DEGREES[1:])
+@pytest.mark.parametrize("room", [64, 1 << 20])
+def test_shared_memory_moves_any_length(monkeypatch: pytest.MonkeyPatch, size: int, room: int) -> None:
+    """Nothing, less than a buffer, and many buffers and a rest; each twice, so that a buffer is used again."""
+    monkeypatch.setattr(shared_memory, "ROOM", room)
+
+    def move(c: ParallelContext) -> list[torch.Tensor]:
+        group = SharedMemoryCollective(c.tp, "test", 60)
+        sent = [LEAVES.view(8, -1)[c.tp.rank, :n] for n in (0, 3, 511, 511)]
+        pieces = [LEAVES.view(-1)[c.tp.rank * 64 :][: size * n].view(size, n) for n in (1, 63, 63)]
+        gathered, exchanged = [group.all_gather(t, "test") for t in sent], [group.all_to_all(t, "test") for t in pieces]
+        return [
+            *gathered,
+            *exchanged,
+            *(c.tp.all_gather(t, "test") for t in sent),
+            *(c.tp.all_to_all(t, "test") for t in pieces),
+        ]
+
+    for moved in on_ranks(size, 1, move):
+        for ours, threads in zip(moved[:7], moved[7:], strict=True):
+            assert_same(ours, threads)
+
+
+def test_shared_memory_names_every_rank_that_does_not_come() -> None:
+    def wait(c: ParallelContext) -> str:
+        group = SharedMemoryCollective(c.tp, "group", 0.3)
+        if c.tp.rank in (1, 6):
+            return ""
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            group.all_gather(FOUR, "stage")
+        return str(caught.value)
+
+    for rank, said in enumerate(on_ranks(8, 1, wait)):
+        assert said in ("", f"group: rank {rank} of 8 waited in 'stage': rank 1, 6 did not come within 0.3 s")
+        assert bool(said) == (rank not in (1, 6))

@@ -151,3 +151,15 @@ def test_draw_may_miss_its_share_by_the_tolerance(edge: str, value: float, passe
 def test_greedy_token_is_not_drawn(tmp_path: Path) -> None:
     _, verdict = build(tmp_path, after=_said(0, 0, below=2.0), mix="0")
     assert verdict.check("oracle").passed
+
+
+@pytest.mark.parametrize(("mode", "passed"), [("native", True), ("consistency", False)])
+def test_native_mode_is_looked_at_and_not_judged(mode: str, passed: bool, tmp_path: Path) -> None:
+    """vLLM's own sampler draws without the key: its tokens fall on the share that the key gives by chance alone."""
+    _, verdict = build(tmp_path, after=_said(1, 7, below=1.5, through=1.6), mode=mode, mix="1.0")
+    assert verdict.check("oracle").passed == passed
+
+
+def test_native_mode_does_not_excuse_a_missing_look(tmp_path: Path) -> None:
+    _, verdict = build(tmp_path, after=_without_row, mode="native", mix="1.0")
+    assert not verdict.check("oracle").passed

@@ -11,11 +11,14 @@ import pytest
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.profile import load_profile
 from rlk.plan.shape import read_shape
-from tests.unit.tiny import MODEL, write_profile
+from tests.unit.tiny import MODEL, profile, write_profile
 
 WRONG_PROFILES: list[tuple[dict[str, Any], str]] = [
     ({"ranks": 3}, "ranks 3"),
     ({"device": "tpu"}, "device tpu"),
+    ({"device": "cuda", "gpus": 3}, "gpus 3"),
+    ({"device": "cuda", "ranks": 2, "gpus": 4}, "gpus 4: allowed is a number that divides the 2 ranks"),
+    ({"gpus": 1}, "gpus 1: device cpu takes none"),
     ({"engine": {"max_engines": 0}}, "engine.max_engines 0"),
     ({"engine": {"block_size": 12}}, "engine.block_size 12"),
     ({"engine": {"max_num_batched_tokens": 8}}, "max_num_batched_tokens must be at least max_num_seqs 16"),
@@ -47,6 +50,14 @@ def test_folder_profile_comes_before_the_embedded(tmp_path: Path) -> None:
     loaded = load_profile(None, tmp_path)
     assert loaded.origin == str(path)
     assert loaded.model == str(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("asked", "ranks", "there", "used"),
+    [(None, 8, 8, 8), (None, 8, 3, 2), (None, 2, 8, 2), (None, 8, 0, 1), (8, 8, 2, 8), (1, 8, 8, 1)],
+)
+def test_ranks_are_spread_over_a_dividing_number_of_gpus(asked: int | None, ranks: int, there: int, used: int) -> None:
+    assert profile(device="cuda", ranks=ranks, gpus=asked).gpus_of(there) == used
 
 
 def test_embedded_profile_is_used_without_a_file(tmp_path: Path) -> None:
