@@ -1,5 +1,5 @@
-"""A session: Ray, one trainer and its engines, started once. It makes many runs, and is reset between them to the initial
-state of the same or of another topology."""
+"""A session: Ray, one trainer and its engines, started once. It makes many runs; between them it is reset to the
+initial state of the same or of another topology."""
 
 from __future__ import annotations
 

@@ -65,7 +65,11 @@ class StepRunner:
         self.fault = sync_fault(plan.config.inject)
 
     def initial_weights(self) -> None:
-        """Fingerprints of version 0, which both sides read from the same checkpoint."""
+        """Fingerprints of version 0, which both sides read from the same checkpoint.
+
+        Names, shapes and dtypes are asked here only: weights are written in place, and `Qwen3.load` refuses others.
+        """
+        self.tensors = tensor_entries(self.plan, self.trainer.described())
         self.writer.fingerprints(self._fingerprints(0))
         self.oracle.load(self.trainer.export())
 
@@ -194,8 +198,9 @@ class StepRunner:
                 self.writer.probe(step, Probe(role, *recorded))
 
     def _fingerprints(self, version: int) -> Fingerprints:
-        tensors = tensor_entries(self.plan, self.trainer.described())
-        return fingerprint_record(self.plan, version, tensors, self.trainer.fingerprints(), self.engines.fingerprints())
+        return fingerprint_record(
+            self.plan, version, self.tensors, self.trainer.fingerprints(), self.engines.fingerprints()
+        )
 
 
 def _sequences(samples: Samples) -> Iterator[tuple[list[int], list[int]]]:

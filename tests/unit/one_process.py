@@ -38,7 +38,8 @@ from rlk.plan.shape import read_shape
 from rlk.train.batching import Sample
 from rlk.train.data import PromptSet
 from rlk.train.worker import TrainWorker
-from tests.unit.evidence_builder import Step, draft_of, write
+from tests.unit.evidence_builder import draft_of, write
+from tests.unit.evidence_steps import Step
 from tests.unit.ranks import on_ranks
 
 ROOT = Path(__file__).parents[2]

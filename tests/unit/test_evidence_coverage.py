@@ -12,7 +12,7 @@ import numpy as np
 
 from rlk.evidence.arrays import LENGTH
 from rlk.evidence.schemas import Generated
-from tests.unit.evidence_builder import EOS, Draft, build
+from tests.unit.evidence_builder import Draft, build
 from tests.unit.evidence_faults import (
     READ_SAMPLES,
     READ_SCORED,
@@ -26,6 +26,7 @@ from tests.unit.evidence_faults import (
     parameters,
     then,
 )
+from tests.unit.evidence_steps import EOS
 
 
 def _sample_gone_everywhere(draft: Draft) -> None:

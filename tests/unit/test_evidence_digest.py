@@ -13,7 +13,8 @@ from rlk.evidence.arrays import BatchArrays, RolloutArrays
 from rlk.evidence.digest import START, Made, trajectory_line
 from rlk.evidence.samples import merge
 from rlk.evidence.schemas import TrajectoryLine, Update
-from tests.unit.evidence_builder import Step, build, make_draft
+from tests.unit.evidence_builder import build, make_draft
+from tests.unit.evidence_steps import Step
 
 
 def _line(step: Step, made: Made, previous: str = START) -> TrajectoryLine:

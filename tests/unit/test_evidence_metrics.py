@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlk.evidence.schemas import Seconds
-from tests.unit.evidence_builder import Draft, build, red
+from tests.unit.evidence_builder import Draft, build, make_draft, red, write
 from tests.unit.evidence_faults import Fault, assert_caught, on_manifest, on_metrics, parameters, then
 
 
@@ -131,6 +131,28 @@ def test_gradient_from_kl_alone_passes_and_is_said(tmp_path: Path) -> None:
     _, validation = build(tmp_path, before=_no_advantages)
     assert validation.passed
     assert "step 1: all advantages were zero, so the gradient came from the KL term alone" in validation.notes
+
+
+def test_all_truncated_passes_by_kl_alone_and_says_both(tmp_path: Path) -> None:
+    """Nothing ended, so nothing was rewarded: green only because of the KL term, which a reader must learn."""
+    _, validation = write(tmp_path, make_draft(lengths=(6,)), before=_no_advantages)
+    assert validation.passed
+    for step in (0, 1):
+        assert f"step {step}: 100 % of the responses were truncated" in validation.notes
+        assert f"step {step}: all advantages were zero, so the gradient came from the KL term alone" in validation.notes
+
+
+def test_all_truncated_without_kl_is_red(tmp_path: Path) -> None:
+    no_gradient = then(on_metrics(0, grad_norm=0.0), on_metrics(1, grad_norm=0.0))
+    draft = make_draft(lengths=(6,), kl_coef=0.0)
+    _, validation = write(tmp_path, draft, before=_no_advantages, after=no_gradient)
+    assert red(validation) == {"gradient_nonzero"}
+
+
+def test_none_truncated_is_not_mentioned(tmp_path: Path) -> None:
+    _, validation = write(tmp_path, make_draft(lengths=(5, 3, 4, 5)))
+    assert validation.passed
+    assert not any("truncated" in note for note in validation.notes)
 
 
 def test_share_of_truncated_responses_is_said(tmp_path: Path) -> None:
