@@ -8,7 +8,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,31 @@ from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-d
 from ray.core.generated import common_pb2, gcs_pb2
 
 from rlk.driver.errors import RunError
+from rlk.driver.gpus import VISIBLE
 from rlk.driver.processes import Ledger
 from rlk.evidence.ray_status import CLEAN_CAUSES, Actor
+from rlk.kernels.proof_shared import FOLDER as PROOFS
 
 log = logging.getLogger(__name__)
 
+RAY_LEAVES_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 OBJECT_STORE_BYTES = 256 << 20
+"""Of Ray's object store, beyond the weights that travel through it."""
 
 
 class Cluster:
     """Ray, and the actors on it by role."""
 
-    def __init__(self, actors: int, stop_s: float) -> None:
+    def __init__(self, actors: int, stop_s: float, weights_bytes: int = 0, gpus: Sequence[str] = ()) -> None:
+        """weights_bytes: of one version of the model. gpus: UUIDs of those that the ranks are spread over."""
         self.ledger = Ledger()
         self.handles: dict[str, Any] = {}
         self._names: dict[str, str] = {}  # Ray's name of an actor, which never changes, by the role that it has now
         self._added = 0
         self._slots, self._stop_s = actors, stop_s
+        # What the trainer exports, and the same cut for the engines, while an earlier version may not be gone yet.
+        self._store_bytes = OBJECT_STORE_BYTES + 3 * weights_bytes
+        self._gpus = tuple(gpus)
         self._folder: Path | None = None
 
     def start(self) -> None:
@@ -62,7 +70,7 @@ class Cluster:
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=self._store_bytes,
             _temp_dir=str(self._folder),
             _system_config={
                 # All ranks start at once, however few the cores: Ray would start two by two and warn about the rest.
@@ -73,13 +81,24 @@ class Cluster:
         )
         self.ledger.record_children()
 
-    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any) -> Any:
-        """Starts one actor: one rank, one process, with its environment set before its Python starts."""
+    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any, slot: tuple[int, int]) -> Any:
+        """Starts one actor: one rank, one process, with its environment set before its Python starts.
+
+        slot: which place among how many it has; places are spread over the GPUs, and a process sees its own GPU only.
+        """
         name, self._added = f"rank-{self._added}", self._added + 1
-        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": dict(environment)}}
+        variables = {**environment, **self._gpu_of(*slot)}
+        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
         handle = ray.remote(cls).options(name=name, **options).remote(*args)
         self.handles[role], self._names[role] = handle, name
         return handle
+
+    def _gpu_of(self, place: int, places: int) -> dict[str, str]:
+        if not self._gpus:
+            return {}
+        # Ray hides all GPUs from an actor that asks for none, unless it is told to leave the variable alone.
+        gpu = self._gpus[place * len(self._gpus) // places]
+        return {VISIBLE: gpu, RAY_LEAVES_GPUS: "1", PROOFS: f"{self._folder}/proofs"}
 
     def assign(self, roles: Mapping[str, str]) -> None:
         """Gives actors other roles: new by old."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+import ray
 
 from rlk.driver.actors import EngineActor, TrainActor
 from rlk.driver.cluster import Cluster
@@ -32,7 +32,9 @@ class Trainer:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan = plan
         self.ranks = {
-            layout.train_role(r): cluster.add(layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r)
+            layout.train_role(r): cluster.add(
+                layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r, slot=(r, plan.ranks)
+            )
             for r in range(plan.ranks)
         }
 
@@ -62,8 +64,16 @@ class Trainer:
         """One optimizer step; differentiated log-probabilities and report, by rank."""
         return self._call("update", self.plan.profile.timeouts.train_s, "update", coefficients)
 
-    def export(self) -> list[dict[str, torch.Tensor]]:
-        """Stored shards, by tensor-parallel rank."""
+    def offload(self) -> None:
+        """Every rank leaves its GPU to the engines."""
+        self._call("offload", self.plan.profile.timeouts.sync_s, "offload")
+
+    def restore(self) -> None:
+        """Every rank takes its GPU back."""
+        self._call("restore", self.plan.profile.timeouts.sync_s, "restore")
+
+    def export(self) -> list[dict[str, Bits]]:
+        """Words of the stored shards, by tensor-parallel rank."""
         return self._holders("export")
 
     def described(self) -> list[list[tuple[str, int, str]]]:
@@ -107,7 +117,12 @@ class Engines:
         self.plan, self.cluster = plan, cluster
         self.ranks: dict[Place, Any] = {}
         for place, args in _places(plan).items():
-            self.ranks[place] = cluster.add(layout.engine_role(*place), EngineActor, plan.engine_env, *args)
+            self.ranks[place] = self._add(place, args)
+
+    def _add(self, place: Place, args: tuple[Any, ...]) -> Any:
+        """Worker i of all engines is on the GPU of train rank i."""
+        slot = (place[0] * self.plan.engine_ranks + place[1], self.plan.ranks)
+        return self.cluster.add(layout.engine_role(*place), EngineActor, self.plan.engine_env, *args, slot=slot)
 
     def _by_engine(
         self, stage: str, timeout_s: float, method: str, args: Mapping[Place, tuple[Any, ...]]
@@ -131,11 +146,11 @@ class Engines:
         new = [layout.engine_role(*place) for place in places]
         self.cluster.assign(dict(zip(old, new, strict=False)))
         self.plan, waiting = plan, {}
-        for role, args in zip(new, places.values(), strict=True):
+        for (place, args), role in zip(places.items(), new, strict=True):
             if role in self.cluster.handles:
                 waiting[role] = self.cluster.handles[role].move.remote(*args)
             else:
-                waiting[role] = self.cluster.add(role, EngineActor, plan.engine_env, *args).start.remote()
+                waiting[role] = self._add(place, args).start.remote()
         self.ranks = {place: self.cluster.handles[layout.engine_role(*place)] for place in places}
         return waiting
 
@@ -148,7 +163,10 @@ class Engines:
         """Overwrites weights and names them; shards by tensor-parallel rank, the same for every engine unless a fault
         was asked for. Drops the cache."""
         given = [fault.shards(e, shards) if fault else shards for e in range(self.plan.engines)]
-        args = {(e, r): (given[e][r % self.plan.rollout.tp],) for e, r in self.ranks}
+        # Each part once in the memory that all processes share, however many engines take it.
+        parts = {id(part): part for parts in given for part in parts}
+        put = {name: ray.put(part) for name, part in parts.items()}
+        args = {(e, r): (put[id(given[e][r % self.plan.rollout.tp])],) for e, r in self.ranks}
         self._by_engine("weight load", self.plan.profile.timeouts.sync_s, "load", args)
         self._by_engine("commit", self.plan.profile.timeouts.sync_s, "commit", dict.fromkeys(self.ranks, (version,)))
 

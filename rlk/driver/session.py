@@ -4,6 +4,7 @@ initial state of the same or of another topology."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 from rlk.driver.cluster import Cluster
 from rlk.driver.errors import RunError
+from rlk.driver.gpus import visible_gpus
 from rlk.driver.groups import Engines, Trainer
 from rlk.driver.manifest import Said
 from rlk.driver.oracle import Oracle
@@ -19,6 +21,8 @@ from rlk.driver.step import StepRunner
 from rlk.driver.waiting import collect
 from rlk.evidence.ray_status import CLEAN_CAUSES, Actor, RayStatus
 from rlk.evidence.writer import RunWriter
+from rlk.model.layout import stored_bytes
+from rlk.model.seeded import ensure_weights
 from rlk.plan.derive import Plan
 from rlk.train.data import PromptSet
 
@@ -30,9 +34,13 @@ class Session:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
+        gpus = visible_gpus(os.environ) if plan.profile.device == "cuda" else ()
         self.cluster = Cluster(
-            2 * plan.ranks, plan.profile.timeouts.stop_s
-        )  # a trainer's, and the most that engines use
+            2 * plan.ranks,  # a trainer's, and the most that engines use
+            plan.profile.timeouts.stop_s,
+            stored_bytes(plan.shape),
+            [gpu.uuid for gpu in gpus[: plan.profile.gpus_of(len(gpus))]],
+        )
         self._fresh = True
         self._ended: tuple[Actor, ...] | None = None
 
@@ -42,6 +50,10 @@ class Session:
         Raises:
             RunError: names who failed or did not come in time.
         """
+        profile = self.plan.profile
+        if profile.weights_seed is not None:
+            watch.phase(None, "drawing random weights where there are none")
+            ensure_weights(Path(profile.model), self.plan.shape, profile.weights_seed)
         watch.phase(None, "starting Ray")
         self.cluster.start()
         watch.phase(
@@ -81,7 +93,8 @@ class Session:
             raise RunError("the session holds the weights of an earlier run: reset it first")
         self._fresh = False
         profile = self.plan.profile
-        data = PromptSet(Path(profile.prompts), Path(profile.model) / "tokenizer.json", profile.max_prompt_len)
+        tokenizer = Path(profile.model) / "tokenizer.json"
+        data = PromptSet(Path(profile.prompts), tokenizer, profile.max_prompt_len, profile.reward)
         self.oracle.serve(self.plan)
         steps = StepRunner(self.plan, self.trainer, self.engines, data, self.oracle, writer, watch)
         steps.initial_weights()

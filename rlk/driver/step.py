@@ -79,7 +79,11 @@ class StepRunner:
         prompts = self._prompts(step)
         with clock.phase("rollout"):
             self.watch.phase(step, "rollout")
+            if self.plan.offload:
+                self.trainer.offload()
             rollouts, generated, agree = self._rollout(step, prompts)
+            if self.plan.offload:
+                self.trainer.restore()
         samples = merge(rollouts)
         self.watch.tokens(len(samples.tokens))
         batch = self._rewards(step, samples, prompts)
@@ -232,4 +236,5 @@ def _generated(before: dict[str, int], after: dict[str, int]) -> Generated:
         chunks=spent("chunks"),
         cached_tokens=spent("cached_tokens"),
         preemptions=spent("preemptions"),
+        graph_replays=spent("graph_replays"),
     )

@@ -93,6 +93,10 @@ class Qwen3:
             if held.dim() == 3:
                 self._prepared.pop(name, None)
 
+    def forget_prepared(self) -> None:
+        """Drops what was made from the weights, which may be views that keep their memory."""
+        self._prepared.clear()
+
     def prepared(self, name: str) -> torch.Tensor:
         """A weight as the device multiplies with it, made on first use after a write."""
         if name not in self._prepared:

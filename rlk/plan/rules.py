@@ -199,8 +199,6 @@ def not_built(config: RunConfig, profile: Profile) -> Iterator[str]:
     """
     if config.rollout_cp > 1:
         yield f"{OPTIONS['rollout_cp'].flag} {config.rollout_cp}: this version runs 1 only; `rlk plan` shows the plan"
-    if profile.device == "cuda":
-        yield f"profile {profile.origin}: device cuda: this version runs cpu only; `rlk plan` shows the plan"
 
 
 def _divisors(ranks: int) -> str:

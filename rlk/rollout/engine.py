@@ -52,7 +52,7 @@ class EngineRank:
         errors = environment_errors(self.plan, os.environ)
         if errors:
             raise RolloutError("; ".join(errors))
-        os.environ.update(rank_environment(rank, world, master_port))
+        os.environ.update(rank_environment(rank, world, master_port, self.plan.profile.device))
         self._cached_tokens = 0
         self._applied: set[Applied] = set()
         self._loading, self._version = False, 0

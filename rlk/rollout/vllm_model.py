@@ -14,8 +14,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from rlk.kernels.collectives.base import Alone
-from rlk.kernels.collectives.gloo import GlooCollective
-from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
+from rlk.kernels.collectives.connect import connect
 from rlk.model import checkpoint
 from rlk.model.native import NativeOps
 from rlk.model.ops import CanonicalOps, Ops
@@ -39,14 +38,13 @@ def rollout_context(plan: Plan) -> ParallelContext:
     group, words = get_tp_group(), "tensor parallel group of an engine"
     if group.world_size == 1:
         return ParallelContext(Alone())
-    peers = GlooCollective(group.cpu_group, words)
-    return ParallelContext(SharedMemoryCollective(peers, words, plan.profile.timeouts.collective_s))
+    return ParallelContext(connect(plan.transport, group.cpu_group, words, plan.profile.timeouts.collective_s))
 
 
 def step_rows(metadata: Mapping[str, PagedBatch], requests: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample id of every token row of a step, int64 [T], and the last row of every request, int64 [R]."""
     first = next(iter(metadata.values())).query_first.to(torch.int64)[: len(requests) + 1]
-    ids = torch.tensor([int(request.partition("-")[0]) for request in requests], dtype=torch.int64)
+    ids = torch.tensor([int(request.partition("-")[0]) for request in requests], device=first.device)
     return ids.repeat_interleave(first.diff()), first[1:] - 1
 
 
@@ -63,10 +61,12 @@ class RolloutQwen3(nn.Module):
         native = plan.config.mode == "native"
         ops: Ops = NativeOps() if native else CanonicalOps()
         self.path, self.ops = Path(vllm_config.model_config.model), ops
+        self.forwards = 0  # of this code; a graph that is replayed runs none
         self.recorder: Recorder | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
+        device = torch.device(plan.profile.device)
         with set_default_torch_dtype(torch.float32):
-            self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len)
+            self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len, device=device)
         self.attention = nn.ModuleList(
             Attention(
                 shape.heads // tp,
@@ -108,6 +108,7 @@ class RolloutQwen3(nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         """Final normed hidden states bf16 [T, hidden] of ids [T] at absolute positions [T]."""
+        self.forwards += 1
         if intermediate_tensors is not None or inputs_embeds is not None:
             raise ValueError("pipeline stages and embedded prompts are not supported: send token ids to one stage")
         if self.recorder is not None:

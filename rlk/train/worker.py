@@ -24,6 +24,7 @@ from rlk.plan.derive import Plan
 from rlk.train.batching import MicroBatch, Sample, build, micro_batches
 from rlk.train.faults import train_fault
 from rlk.train.gradients import Accumulators, piece_fingerprints
+from rlk.train.memory import Residence, State, held_bytes
 from rlk.train.optimizer import AdamSettings, Optimizer, UpdateReport
 from rlk.train.policy import CanonicalArm, NativeArm
 from rlk.train.probe import recorded, recorded_update
@@ -59,6 +60,7 @@ class TrainWorker:
         ops: Ops = NativeOps() if native else canonical
         ops = ProbedOps(ops, self.recorder) if self.recorder else ops
         self.model = Qwen3(plan.shape, context, ops, plan.max_model_len, device=self.device)
+        self.residence, self.reference_bytes = Residence(self.device), 0
         self.batches: list[MicroBatch] = []
         self.params: list[RowParams] = []
         self.reset()
@@ -68,6 +70,31 @@ class TrainWorker:
         self.model.load(checkpoint.load(Path(self.plan.profile.model), self.model.params, self.context))
         self.optimizer = Optimizer(self.model.weights, self.context)
         self.sums = Accumulators(self.model.weights, self.context)
+
+    @property
+    def state(self) -> State:
+        """Everything that outlives a step, by what it is."""
+        o = self.optimizer
+        return {
+            "weights": self.model.weights,
+            "masters": o.master,
+            "first moments": o.m,
+            "second moments": o.v,
+            "gradients": self.sums.pieces,
+        }
+
+    def offload(self) -> None:
+        """Leaves the device to the engines; only `restore` may come next."""
+        self.model.forget_prepared()
+        self.residence.offload(self.state)
+
+    def restore(self) -> None:
+        """Takes the device back."""
+        self.residence.restore(self.state)
+
+    def holdings(self) -> list[dict[str, Any]]:
+        """What this rank holds while engines generate."""
+        return self.residence.holdings(self.state, self.reference_bytes)
 
     def begin(self, samples: Sequence[Sample]) -> None:
         """Takes a step's samples, in any order; cuts them in micro-batches and keeps this rank's rows."""
@@ -106,6 +133,7 @@ class TrainWorker:
         path = Path(self.plan.profile.reference or self.plan.profile.model)
         reference = Qwen3(self.plan.shape, self.context, self.model.ops, self.plan.max_model_len, device=self.device)
         reference.load(checkpoint.load(path, reference.params, self.context))
+        self.reference_bytes = held_bytes(reference.weights)
         rows = zip(self.batches, self.params, strict=True)
         return _on_host([self.arm.score(reference, b, p.full_support())[0] for b, p in rows])
 

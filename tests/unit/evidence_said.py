@@ -57,13 +57,23 @@ def make_fingerprints(plan: Plan, version: int) -> Fingerprints:
 def manifest_fields(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
     pids = {role: 100 + number for number, role in enumerate(roles)}
     train = tuple(
-        TrainReadback(pid=pids[layout.train_role(rank)], kernels=KERNELS, **requested_train(plan, rank))
+        TrainReadback(
+            pid=pids[layout.train_role(rank)],
+            kernels=KERNELS,
+            gpu=None,
+            holdings=(),
+            freed_bytes=0,
+            **requested_train(plan, rank),
+        )
         for rank in range(plan.ranks)
     )
     engines = tuple(
         tuple(
             EngineReadback(
-                pid=pids[layout.engine_role(engine, rank)], kernels=KERNELS, **requested_engine(plan, engine, rank)
+                pid=pids[layout.engine_role(engine, rank)],
+                kernels=KERNELS,
+                gpu=None,
+                **requested_engine(plan, engine, rank),
             )
             for rank in range(plan.engine_ranks)
         )

@@ -143,6 +143,9 @@ class _Form:
 @contextmanager
 def pretended_gpu() -> Iterator[None]:
     """Device "cuda" exists, and its kernels compute with the CPU forms."""
-    with patch.object(forms, "_module", lambda op, device: _Form(op) if device == "cuda" else cpu(op, device)):
-        with PretendGpu():
-            yield
+
+    def module(op: str, device: str) -> Any:
+        return _Form(op) if device == "cuda" else cpu(op, device)
+
+    with patch.object(forms, "_module", module), PretendGpu():
+        yield
