@@ -1,24 +1,32 @@
 # make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+# make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
 PYTHON ?= python3.11
+DEVICE ?= cpu
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+STAMP := $(VENV)/.installed-$(DEVICE)
+OTHER := $(filter-out $(STAMP),$(wildcard $(VENV)/.installed-*))
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # Where PyPI's torch would bring CUDA, point pip at a CPU build: make setup TORCH_OPTIONS="--index-url URL".
 TORCH_OPTIONS ?=
-REQUIREMENTS := $(filter-out requirements/mutants.txt,$(wildcard requirements/*.txt))
+REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build-cpu.txt)
+REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
+REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
 .PHONY: test-cuda setup verify test faults mutants lint clean
 
 setup: $(STAMP)
 
-# The order matters: vLLM's build imports torch, and torch must come first from its own CPU build.
+# The order matters on a CPU: vLLM's build imports torch, and torch must come first from its own CPU build.
 $(STAMP): $(REQUIREMENTS) pyproject.toml
+	$(if $(OTHER),$(error $(VENV) holds the packages of $(OTHER:$(VENV)/.installed-%=%): make clean first))
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps -r requirements/cpu.txt -r requirements/dev.txt -r requirements/build-cpu.txt
+	$(PIP) --no-deps $(addprefix -r ,$(REQUIREMENTS))
+ifeq ($(DEVICE),cpu)
 	$(PIP) $(TORCH_OPTIONS) torch==2.13.0
 	VLLM_VERSION_OVERRIDE=0.26.0 VLLM_TARGET_DEVICE=empty \
 		$(PIP) --no-deps --no-build-isolation --no-binary vllm vllm==0.26.0
+endif
 	$(PIP) --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m rlk.kernels.build
 	touch $@

@@ -20,6 +20,7 @@ from rlk.cli_compare import comparison
 from rlk.cli_detach import launch
 from rlk.cli_options import LENIENT, click_options, leftovers, said_by
 from rlk.cli_output import Report, print_errors, print_plan, print_report, stdout_to_stderr
+from rlk.cli_python import go_on
 from rlk.plan.config import OPTIONS
 from rlk.plan.derive import Plan
 from rlk.plan.errors import ConfigErrors, shown
@@ -90,14 +91,17 @@ def _load(command: Command, said: Said, words: Sequence[str]) -> Plan:
 def _run_plan(plan: Plan, said: Said) -> int:
     if plan.unbuilt:
         raise ConfigErrors(plan.unbuilt)
-    from rlk.driver.refusals import refuse
-
-    refuse(plan, os.environ)
+    go_on(plan.profile, plan.config, said, os.environ)
     if plan.config.run_id is None:
         plan = plan.with_run_id(new_run_id(plan.cell, datetime.now(), secrets.token_hex(2)))
     run_dir = Path(plan.config.output_root) / plan.run_id
     if run_dir.exists():
         raise ConfigErrors([f"--run-id {plan.run_id}: {run_dir} exists: allowed is a name that no run has had"])
+    if plan.config.ray_address is not None:
+        return _submit(plan)
+    from rlk.driver.refusals import refuse
+
+    refuse(plan, os.environ)
     if plan.config.detach:
         launch(plan, said, os.environ)
         return PASSED
@@ -108,6 +112,25 @@ def _run_plan(plan: Plan, said: Said) -> int:
         outcome = execute(plan, verify=verify, out=sys.stderr if as_json else sys.stdout)
     print_report(_report(outcome, outcome.run_dir, outcome.seconds), as_json)
     return PASSED if outcome.passed else FAILED
+
+
+def _submit(plan: Plan) -> int:
+    from rlk.cli_submit import submit  # brings Ray
+
+    with stdout_to_stderr() if plan.config.as_json else contextlib.nullcontext():
+        report = submit(plan, os.environ, wait=not plan.config.detach)
+    if report is None:
+        return PASSED
+    print_report(report, plan.config.as_json)
+    return PASSED if report.passed else FAILED
+
+
+def _job(record: str) -> int:
+    from rlk.cli_job import run_job
+
+    report = run_job(Path(record))
+    print_report(report, as_json=False)
+    return PASSED if report.passed else FAILED
 
 
 def _validate(run_dir: str, as_json: bool) -> int:
@@ -178,6 +201,13 @@ _COMMANDS = click.Group(
             ],
             callback=_validate,
             help="Judge a run directory by its files alone, on any machine.",
+        ),
+        click.Command(
+            "job",
+            params=[click.Argument(["record"], metavar="RECORD")],
+            callback=_job,
+            hidden=True,  # Ray calls it, as the entry point of a submission
+            help="Run what `--ray-address` submitted, as a job of that cluster.",
         ),
         click.Command(
             "compare",

@@ -33,6 +33,8 @@ from triton.runtime.jit import create_function_from_signature
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from rlk.kernels.collectives.arena import Layout
+from rlk.kernels.collectives.turns import ArenaCollective
 from rlk.kernels.cuda import attention, gemm, launch, pointwise, policy, state, tree
 from rlk.kernels.policy import RowParams
 from rlk.kernels.state import AdamStep
@@ -173,9 +175,22 @@ def states() -> None:
     for dtype in (BF16, F32):
         state.fingerprint(torch.zeros(64, 64, dtype=dtype), 0, 0, 64)
         state.fingerprint(torch.zeros(1, 64, dtype=dtype), 0, 0, 64)
+        state.row_fingerprints(torch.zeros(2, 64, dtype=dtype), 8, 0)
 
 
-CASES: tuple[Callable[[], None], ...] = (products, pointwises, attentions, policies, states)
+def collectives() -> None:
+    """Moves of words and of bytes, sums over two, four and eight ranks."""
+    for size in (2, 4, 8):
+        layout = Layout(size, 2 << 20)
+        group = ArenaCollective("", 1, layout, torch.zeros(layout.total, dtype=torch.uint8), [0] * size, lambda: None)
+        group.all_gather(empty(64, HIDDEN), "")
+        group.all_to_all(empty(size, 64, HIDDEN), "")
+        group.gather_tree(empty(64, 1024, dtype=F32), "")
+        group.gather_tree(empty(7, dtype=F32), "")
+    group.all_gather(torch.zeros(3, dtype=torch.uint8), "")
+
+
+CASES: tuple[Callable[[], None], ...] = (products, pointwises, attentions, policies, states, collectives)
 
 
 @click.command()

@@ -1,6 +1,6 @@
-"""Runs the CUDA kernels on a real Hopper GPU: proofs, invariance, accuracy against float64, and a first benchmark.
+"""Runs the CUDA kernels and collectives on real Hopper GPUs: proofs, invariance, accuracy against float64.
 
-    python tools/gpu_check.py --out DIR [--step proofs --step bench] [--limit 150]
+    python tools/gpu_check.py --out DIR [--step proofs --step collectives] [--limit 150]
 
 Needs torch, Triton and click alone: no vLLM, no Ray, no network. Every step has a time limit; what it saw is in
 DIR/gpu-check.json as soon as it was seen, its log in DIR/gpu-check.log. The exit code is 1 if any entry failed.
@@ -29,17 +29,17 @@ import click  # noqa: E402  # after the environment is set, and torch only then
 import torch  # noqa: E402
 import triton  # noqa: E402
 
-from tools.gpu import accuracy, bench, cpu_bits, invariance, proofs, sampling  # noqa: E402
+from tools.gpu import accuracy, collectives, cpu_bits, invariance, proofs, sampling  # noqa: E402
 from tools.gpu.report import Report  # noqa: E402
 
 log = logging.getLogger("gpu_check")
 STEPS: dict[str, tuple[Callable[[Report], None], int]] = {
-    "cpu_bits": (cpu_bits.run, 90),
     "sampling": (sampling.run, 90),
+    "collectives": (collectives.run, 250),
+    "cpu_bits": (cpu_bits.run, 90),
     "invariance": (invariance.run, 150),
     "proofs": (proofs.run, 240),
     "accuracy": (accuracy.run, 60),
-    "bench": (bench.run, 200),
 }
 """Each step and the seconds it may take, the informative ones first."""
 
@@ -62,7 +62,8 @@ def environment() -> dict[str, Any]:
     p = torch.cuda.get_device_properties(0)
     return {
         "device": p.name, "capability": f"{p.major}.{p.minor}", "multiprocessors": p.multi_processor_count,
-        "memory_bytes": p.total_memory, "torch": torch.__version__, "cuda": torch.version.cuda,
+        "memory_bytes": p.total_memory, "devices": torch.cuda.device_count(), "torch": torch.__version__,
+        "cuda": torch.version.cuda,
         "triton": triton.__version__, "python": platform.python_version(), "command": sys.argv,
         "choices": {key: os.environ[key] for key in SPLIT_K_OFF},
     }  # fmt: skip
@@ -96,7 +97,7 @@ def run_step(report: Report, name: str, limit: int | None) -> None:
 @click.option("--step", "steps", multiple=True, type=click.Choice(list(STEPS)), help="Only these steps, in order.")
 @click.option("--limit", type=int, help="Seconds a step may take, instead of its own limit.")
 def main(out: Path, steps: tuple[str, ...], limit: int | None) -> None:
-    """Checks the CUDA kernels on this machine's first GPU."""
+    """Checks the kernels on this machine's first GPU, and the collectives on all visible ones."""
     out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=out / "gpu-check.log", level=logging.INFO, format="%(asctime)s %(message)s")
     report = Report(out / "gpu-check.json", environment())

@@ -66,15 +66,25 @@ void panel(const Problem& p, int64_t M, int64_t n) {
   for (; m + 6 <= M; m += 6) tile<6, NV>(p, m, n);
   for (; m < M; m++) tile<1, NV>(p, m, n);
 }
-}  // namespace
 
-extern "C" void rlk_gemm(const bf16* a, int64_t a_m, int64_t a_k, const bf16* b, int64_t b_k, float* c, int64_t c_m,
-                         int64_t M, int64_t N, int64_t K, int64_t accumulate) {
-  Problem p{a, a_m, a_k, b, b_k, c, c_m, K, accumulate != 0};
+void product(const Problem& p, int64_t M, int64_t N) {
   int64_t n = 0;
   for (; n + 4 * LANES <= N; n += 4 * LANES) panel<4>(p, M, n);
   for (; n + LANES <= N; n += LANES) panel<1>(p, M, n);
   if (n < N) scalar_columns(p, M, n, N);
+}
+}  // namespace
+
+extern "C" void rlk_gemm(const bf16* a, int64_t a_m, int64_t a_k, const bf16* b, int64_t b_k, float* c, int64_t c_m,
+                         int64_t M, int64_t N, int64_t K, int64_t accumulate) {
+  product({a, a_m, a_k, b, b_k, c, c_m, K, accumulate != 0}, M, N);
+}
+
+// One product a range of k, each from zero: c[i] = sum over k in [range[2i], range[2i + 1]) of A(m,k) * B[k,n].
+extern "C" void rlk_gemm_ranges(const bf16* a, int64_t a_m, int64_t a_k, const bf16* b, int64_t b_k, float* c,
+                                const int64_t* range, int64_t count, int64_t M, int64_t N) {
+  for (int64_t i = 0; i < count; i++, range += 2, c += M * N)
+    product({a + range[0] * a_k, a_m, a_k, b + range[0] * b_k, b_k, c, N, range[1] - range[0], false}, M, N);
 }
 
 extern "C" void rlk_round_bf16(const float* x, bf16* y, int64_t n) {

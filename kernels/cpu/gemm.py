@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlk.kernels.cpu.library import load, pointer
+from rlk.kernels.cpu.library import load, pointer, token_ranges
 from rlk.kernels.tree import tree_sum
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -65,11 +65,16 @@ def row_inputs(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
     """See rlk.kernels.gemm."""
-
-    def leaf(a: int, z: int) -> torch.Tensor:
-        return chain(dy[a:z].t(), x[a:z], None)
-
-    return torch.stack([tree_sum(torch.stack([leaf(a, z) for a, z in ranges])) for ranges in slices])
+    m, n, ranges = dy.shape[1], x.shape[1], token_ranges(slices, dy.shape[0])
+    leaves = torch.empty(*ranges.shape[:2], m, n, dtype=F32)
+    if x.stride(1) != 1 and n > 1:
+        raise TypeError(f"the right operand's rows must be contiguous, got strides {x.stride()}")
+    load().rlk_gemm_ranges(
+        pointer(dy, BF16, contiguous=False), dy.stride(1), dy.stride(0),
+        pointer(x, BF16, contiguous=False), x.stride(0),
+        pointer(leaves, F32), pointer(ranges, torch.int64), ranges[..., 0].numel(), m, n,
+    )  # fmt: skip
+    return tree_sum(leaves.transpose(0, 1))
 
 
 def plain_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -15,10 +17,12 @@ POINTER = ctypes.c_void_p
 # One row a kernel: result type, then argument types as letters (p pointer, i int64, f float, d double).
 SIGNATURES = {
     "rlk_gemm": (None, "piipipiiiii"),
+    "rlk_gemm_ranges": (None, "piipippiii"),
     "rlk_round_bf16": (None, "ppi"),
     "rlk_rmsnorm": (None, "ppppfii"),
     "rlk_rmsnorm_backward": (None, "ppppppii"),
     "rlk_rmsnorm_gain": (None, "ppppii"),
+    "rlk_rmsnorm_gains": (None, "pppppiiii"),
     "rlk_add": (None, "pppi"),
     "rlk_rope": (None, "pppppfiii"),
     "rlk_swiglu": (None, "ppii"),
@@ -69,3 +73,15 @@ def pointer(t: torch.Tensor, dtype: torch.dtype, *, contiguous: bool = True) -> 
             f"with shape {tuple(t.shape)} and strides {t.stride()}"
         )
     return t.data_ptr()
+
+
+def token_ranges(ranges: Sequence[Any], tokens: int) -> torch.Tensor:
+    """Ranges [first, end) of tokens as a kernel reads them, int64 [..., 2].
+
+    Raises:
+        ValueError: one does not lie within the tokens that there are.
+    """
+    out = torch.tensor(ranges, dtype=torch.int64)
+    if bool((out < 0).any() or (out > tokens).any() or (out[..., 0] > out[..., 1]).any()):
+        raise ValueError(f"ranges {ranges}: allowed are first <= end within 0 to {tokens} tokens")
+    return out

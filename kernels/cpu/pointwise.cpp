@@ -49,10 +49,27 @@ extern "C" void rlk_rmsnorm_backward(const bf16* dy, const bf16* x, const bf16* 
 }
 
 // One leaf of a norm gain's gradient: a chain over the rows, in order.
-extern "C" void rlk_rmsnorm_gain(const bf16* dy, const bf16* x, const float* rstd, float* out, int64_t R, int64_t N) {
-  for (int64_t i = 0; i < N; i++) out[i] = 0.0f;
+// Continues the chain of one row after the other.
+static void gain_rows(const bf16* dy, const bf16* x, const float* rstd, float* out, int64_t R, int64_t N) {
   for (int64_t r = 0; r < R; r++, dy += N, x += N)
     for (int64_t i = 0; i < N; i++) out[i] = out[i] + widen(dy[i]) * (widen(x[i]) * rstd[r]);
+}
+
+extern "C" void rlk_rmsnorm_gain(const bf16* dy, const bf16* x, const float* rstd, float* out, int64_t R, int64_t N) {
+  for (int64_t i = 0; i < N; i++) out[i] = 0.0f;
+  gain_rows(dy, x, rstd, out, R, N);
+}
+
+// One leaf a range of tokens and group: dy and x [tokens, groups, heads, N], out [ranges, groups, N].
+extern "C" void rlk_rmsnorm_gains(const bf16* dy, const bf16* x, const float* rstd, float* out, const int64_t* range,
+                                  int64_t count, int64_t groups, int64_t heads, int64_t N) {
+  for (int64_t i = 0; i < count * groups * N; i++) out[i] = 0.0f;
+  for (int64_t i = 0; i < count; i++, range += 2)
+    for (int64_t g = 0; g < groups; g++, out += N)
+      for (int64_t t = range[0]; t < range[1]; t++) {
+        const int64_t row = (t * groups + g) * heads;
+        gain_rows(dy + row * N, x + row * N, rstd + row, out, heads, N);
+      }
 }
 
 extern "C" void rlk_add(const bf16* a, const bf16* b, bf16* out, int64_t n) {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rlk.kernels.cpu.library import load, pointer
+from rlk.kernels.cpu.library import load, pointer, token_ranges
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
 
@@ -56,12 +56,15 @@ def rmsnorm_gains(
     dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, ranges: Sequence[tuple[int, int]]
 ) -> torch.Tensor:
     """See rlk.kernels.pointwise."""
-    rows, groups = rstd.view(x.shape[:-1]), range(x.shape[1])
-
-    def leaf(a: int, z: int, g: int) -> torch.Tensor:
-        return rmsnorm_gain(*(t[a:z, g].contiguous() for t in (dy, x, rows)))
-
-    return torch.stack([torch.stack([leaf(a, z, g) for g in groups]) for a, z in ranges])
+    tokens, groups, n = x.shape[0], x.shape[1], x.shape[-1]
+    places = token_ranges(ranges, tokens)
+    out = torch.empty(len(places), groups, n, dtype=F32)
+    heads = x[0, 0].numel() // n if tokens else 0
+    load().rlk_rmsnorm_gains(
+        pointer(dy, BF16), pointer(x, BF16), pointer(rstd, F32), pointer(out, F32), pointer(places, torch.int64),
+        len(places), groups, heads, n,
+    )  # fmt: skip
+    return out
 
 
 def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ F32, F64, I64 = torch.float32, torch.float64, torch.int64
 WORDS = {2: torch.int16, 4: torch.int32}
 BLOCK = 1024
 LENGTH = 1 << 14
+MOST_ROWS = 65_535
+"""CUDA's limit on the third axis of a grid."""
 
 
 def describe() -> str:
@@ -67,10 +69,13 @@ def fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int,
 
 def row_fingerprints(x: torch.Tensor, shards: int, shard0: int) -> torch.Tensor:
     """See rlk.kernels.state: the integers of the CPU form."""
+    words = x.view(WORDS[x.element_size()])
     rows, columns = x.shape[0], x.shape[1] // shards
-    words, out = x.view(WORDS[x.element_size()]), torch.empty(rows, shards, dtype=I64, device=x.device)
-    launch.run(
-        programs.row_fingerprints, (rows, shards), take(words, words.dtype), out, shards, columns, shard0,
-        WORD=8 * x.element_size(), BLOCK=BLOCK,
-    )  # fmt: skip
+    out = x.new_zeros(rows, shards, dtype=I64)
+    for first in range(0, rows, MOST_ROWS):
+        some = slice(first, first + MOST_ROWS)
+        launch.run(
+            programs.row_fingerprints, (launch.tiles(columns, BLOCK), shards, out[some].shape[0]),
+            take(words, words.dtype)[some], out[some], columns, shard0, WORD=8 * x.element_size(), BLOCK=BLOCK,
+        )  # fmt: skip
     return out

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -14,9 +13,9 @@ from typing import Any
 
 import ray
 from ray._private import state as ray_state  # the public listing needs the dashboard, which a run does not start
-from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 from ray.core.generated import common_pb2, gcs_pb2
 
+from rlk.driver import token
 from rlk.driver.errors import RunError
 from rlk.driver.gpus import VISIBLE
 from rlk.driver.processes import Ledger
@@ -34,7 +33,7 @@ class Cluster:
     """Ray, and the actors on it by role."""
 
     def __init__(self, actors: int, stop_s: float, weights_bytes: int = 0, gpus: Sequence[str] = ()) -> None:
-        """weights_bytes: of one version of the model. gpus: UUIDs of those that the ranks are spread over."""
+        """weights_bytes: of one version of the model. gpus: indices of those that the ranks are spread over."""
         self.ledger = Ledger()
         self.handles: dict[str, Any] = {}
         self._names: dict[str, str] = {}  # Ray's name of an actor, which never changes, by the role that it has now
@@ -55,12 +54,8 @@ class Cluster:
             raise RunError(
                 "this process is connected to a Ray already; a run starts its own: call ray.shutdown() first"
             )
-        # A token of this session's own, in memory: Ray would otherwise write one to the user's home, and say so.
-        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-        # When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal.
-        os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
-        Config.initialize("")  # Ray reads the mode when it is imported
-        AuthenticationTokenLoader.instance().reset_cache()
+        token.use_own()
+        quiet()
         # Ray puts sockets here, whose paths may have 107 characters: not below a deep run directory.
         self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
         ray.init(
@@ -81,23 +76,26 @@ class Cluster:
         )
         self.ledger.record_children()
 
-    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any, slot: tuple[int, int]) -> Any:
+    def add(self, role: str, cls: type, environment: Mapping[str, str], *args: Any, slot: int) -> Any:
         """Starts one actor: one rank, one process, with its environment set before its Python starts.
 
-        slot: which place among how many it has; places are spread over the GPUs, and a process sees its own GPU only.
+        slot: 0 to ranks - 1. A train rank and a rollout worker of the same slot share what the slot has, such as a GPU.
         """
         name, self._added = f"rank-{self._added}", self._added + 1
-        variables = {**environment, **self._gpu_of(*slot)}
-        options = {"num_cpus": 1, "max_restarts": 0, "runtime_env": {"env_vars": variables}}
-        handle = ray.remote(cls).options(name=name, **options).remote(*args)
+        handle = ray.remote(cls).options(name=name, max_restarts=0, **self._options(slot, environment)).remote(*args)
         self.handles[role], self._names[role] = handle, name
         return handle
 
-    def _gpu_of(self, place: int, places: int) -> dict[str, str]:
+    def _options(self, slot: int, environment: Mapping[str, str]) -> dict[str, Any]:
+        """How Ray starts an actor of a slot."""
+        return {"num_cpus": 1, "runtime_env": {"env_vars": {**environment, **self._gpu_of(slot)}}}
+
+    def _gpu_of(self, slot: int) -> dict[str, str]:
+        """Slots are spread over the GPUs, and a process sees its own GPU only."""
         if not self._gpus:
             return {}
         # Ray hides all GPUs from an actor that asks for none, unless it is told to leave the variable alone.
-        gpu = self._gpus[place * len(self._gpus) // places]
+        gpu = self._gpus[slot * len(self._gpus) // (self._slots // 2)]
         return {VISIBLE: gpu, RAY_LEAVES_GPUS: "1", PROOFS: f"{self._folder}/proofs"}
 
     def assign(self, roles: Mapping[str, str]) -> None:
@@ -123,10 +121,10 @@ class Cluster:
         """Every actor's state, as Ray tells it; none while Ray is not up."""
         if not ray.is_initialized():
             return ()
-        found, exits = [], _exit_types()
+        found, exits, job = [], _exit_types(), ray.get_runtime_context().get_job_id()
         roles = {name: role for role, name in self._names.items()}
         for entry in ray_state.actors().values():
-            if entry["Name"] in roles:
+            if entry["JobID"] == job and entry["Name"] in roles:
                 found.append(Actor(roles[entry["Name"]], entry["State"], entry["Pid"], _cause(entry, exits)))
         return tuple(sorted(found, key=lambda actor: actor.name))
 
@@ -152,14 +150,22 @@ class Cluster:
             RunError: a process outlived even a kill.
         """
         if ray.is_initialized():
-            self.ledger.record_children()
-            ray.shutdown()
+            self._disconnect()
         self.ledger.end_all(self._stop_s)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         left = [owned for owned in self.ledger.owned if owned.process() is not None]
         if left:
             raise RunError(f"still alive after a kill: {', '.join(f'{o.role} (pid {o.pid})' for o in left)}")
+
+    def _disconnect(self) -> None:
+        self.ledger.record_children()
+        ray.shutdown()
+
+
+def quiet() -> None:
+    """When one rank fails, what the others then say of it is in Ray's log and need not flood the terminal."""
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"
 
 
 def _exit_types() -> dict[int, str]:

@@ -33,7 +33,7 @@ class Trainer:
         self.plan = plan
         self.ranks = {
             layout.train_role(r): cluster.add(
-                layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r, slot=(r, plan.ranks)
+                layout.train_role(r), TrainActor, plan.train_env, plan.to_json(), r, slot=r
             )
             for r in range(plan.ranks)
         }
@@ -116,13 +116,9 @@ class Engines:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan, self.cluster = plan, cluster
         self.ranks: dict[Place, Any] = {}
-        for place, args in _places(plan).items():
-            self.ranks[place] = self._add(place, args)
-
-    def _add(self, place: Place, args: tuple[Any, ...]) -> Any:
-        """Worker i of all engines is on the GPU of train rank i."""
-        slot = (place[0] * self.plan.engine_ranks + place[1], self.plan.ranks)
-        return self.cluster.add(layout.engine_role(*place), EngineActor, self.plan.engine_env, *args, slot=slot)
+        for slot, (place, args) in enumerate(_places(plan).items()):
+            role = layout.engine_role(*place)
+            self.ranks[place] = cluster.add(role, EngineActor, plan.engine_env, *args, slot=slot)
 
     def _by_engine(
         self, stage: str, timeout_s: float, method: str, args: Mapping[Place, tuple[Any, ...]]
@@ -146,11 +142,11 @@ class Engines:
         new = [layout.engine_role(*place) for place in places]
         self.cluster.assign(dict(zip(old, new, strict=False)))
         self.plan, waiting = plan, {}
-        for (place, args), role in zip(places.items(), new, strict=True):
+        for slot, (role, args) in enumerate(zip(new, places.values(), strict=True)):
             if role in self.cluster.handles:
                 waiting[role] = self.cluster.handles[role].move.remote(*args)
             else:
-                waiting[role] = self._add(place, args).start.remote()
+                waiting[role] = self.cluster.add(role, EngineActor, plan.engine_env, *args, slot=slot).start.remote()
         self.ranks = {place: self.cluster.handles[layout.engine_role(*place)] for place in places}
         return waiting
 

@@ -43,6 +43,8 @@ class ManifestMaker:
     plan: Plan
     arguments: tuple[str, ...]
     run_dir: Path
+    submitted: Mapping[str, str] = field(default_factory=dict)
+    """Where a submitted run was submitted to, and as what."""
     said: Said = field(default_factory=Said)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
 
@@ -67,7 +69,7 @@ class ManifestMaker:
             kernels=tuple(Kernel(name=n, form=f, proof=p) for n, f, p in said.proofs),
             versions=versions(),
             repository=repository(),
-            runtime=runtime(plan, self.run_dir),
+            runtime={**runtime(plan, self.run_dir), **self.submitted},
             memory=Memory(offload=plan.offload, reason=_memory_reason(plan)),
             kl_convention=KL_CONVENTION,
             greedy_convention=GREEDY_CONVENTION,

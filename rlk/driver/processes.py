@@ -4,8 +4,11 @@ touched."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+import signal
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import FrameType
 
 import psutil
 
@@ -77,3 +80,17 @@ class Ledger:
                 killed.append(owned)
         psutil.wait_procs([process for owned in killed if (process := owned.process()) is not None], timeout=timeout_s)
         return killed
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """A polite end (SIGTERM) is an interrupt meanwhile: processes are ended and the evidence is sealed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -13,7 +13,7 @@ from rlk.evidence.schemas import Repository
 from rlk.plan.derive import Plan
 
 PACKAGES = ("rlk", "torch", "vllm", "ray", "numpy", "safetensors", "tokenizers", "transformers", "pydantic")
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 def versions() -> dict[str, str]:
@@ -32,13 +32,13 @@ def repository() -> Repository:
     digest = hashlib.sha256(_git("diff", "HEAD", "--binary") or b"")
     for name in sorted((_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")):
         if name:
-            digest.update(name + b"\0" + (_ROOT / name.decode()).read_bytes())
+            digest.update(name + b"\0" + (ROOT / name.decode()).read_bytes())
     return Repository(revision=revision.decode().strip(), dirty=True, patch_sha256=digest.hexdigest())
 
 
 def _git(*words: str) -> bytes | None:
     try:
-        done = subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True)
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True)
     except FileNotFoundError:
         return None
     return done.stdout if done.returncode == 0 else None
@@ -48,7 +48,7 @@ def runtime(plan: Plan, run_dir: Path) -> dict[str, str]:
     """Paths and machine."""
     return {
         "python": sys.executable,
-        "framework": str(_ROOT),
+        "framework": str(ROOT),
         "model": plan.profile.model,
         "reference": plan.profile.reference or plan.profile.model,
         "prompts": plan.profile.prompts,

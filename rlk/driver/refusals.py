@@ -23,10 +23,10 @@ ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _NOT_EXPORTABLE = {"expandable_segments": ("true", "1"), "backend": ("cudamallocasync",)}
 
 
-def refuse(plan: Plan, env: Mapping[str, str], *, on_this_host: bool = True) -> None:
-    """Raises ConfigErrors with every reason not to run this plan now; GPUs are looked at if they are this host's."""
+def refuse(plan: Plan, env: Mapping[str, str], *, gpus: bool = True) -> None:
+    """Raises ConfigErrors with every reason not to run this plan now, those of this host's GPUs included."""
     lines = [*settings_refusals(plan, env, repository)]
-    if plan.profile.device == "cuda" and on_this_host:
+    if plan.profile.device == "cuda" and gpus:
         lines += gpu_refusals(plan, visible_gpus(env))
     if lines:
         raise ConfigErrors(lines)

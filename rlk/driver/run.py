@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import TextIO
 
+from rlk.driver.cluster import Cluster
 from rlk.driver.errors import RunError
 from rlk.driver.manifest import ManifestMaker
+from rlk.driver.processes import interruptible
 from rlk.driver.progress import LiveView, Watch
 from rlk.driver.record_faults import apply, reported
 from rlk.driver.session import Session
+from rlk.driver.submission import Submission
 from rlk.evidence.verdict import Validation
 from rlk.evidence.writer import RunWriter
 from rlk.plan.derive import Plan
@@ -40,16 +41,29 @@ class Outcome:
     errors: tuple[str, ...]
 
 
-def execute(plan: Plan, *, verify: bool, out: TextIO) -> Outcome:
-    """One run in a session of its own. `out` shows progress.
+@dataclass(frozen=True)
+class Job:
+    """Where a submitted run is: the cluster that it joined, and the record of its submission."""
+
+    cluster: Cluster
+    submission: Submission
+
+    @property
+    def runtime(self) -> dict[str, str]:
+        """What it adds to the manifest's paths."""
+        return {"ray_address": self.submission.ray_address, "submission_id": self.submission.submission_id}
+
+
+def execute(plan: Plan, *, verify: bool, out: TextIO, job: Job | None = None) -> Outcome:
+    """One run in a session of its own, on a Ray of its own unless it is a job of another. `out` shows progress.
 
     A run that fails half way leaves a sealed directory with a red verdict; so does one that is interrupted.
     """
     if verify != (plan.config.command == "verify"):
         raise ValueError(f"the plan was made for {plan.config.command}")
-    with LiveView(out, plan.config.steps) as watch, _interruptible():
-        session = Session(plan)
-        return _record(plan, session, watch, own=True)
+    with LiveView(out, plan.config.steps) as watch, interruptible():
+        session = Session(plan, job.cluster if job else None)
+        return _record(plan, session, watch, own=True, job=job)
 
 
 def execute_in(session: Session, plan: Plan, watch: Watch) -> Outcome:
@@ -58,10 +72,11 @@ def execute_in(session: Session, plan: Plan, watch: Watch) -> Outcome:
     return _record(plan, session, watch, own=False)
 
 
-def _record(plan: Plan, session: Session, watch: Watch, *, own: bool) -> Outcome:
+def _record(plan: Plan, session: Session, watch: Watch, *, own: bool, job: Job | None = None) -> Outcome:
     start = time.monotonic()
     writer = RunWriter.create(Path(plan.config.output_root), plan.run_id)
-    maker = ManifestMaker(plan, tuple(sys.argv), writer.run_dir)
+    arguments, runtime = (job.submission.arguments, job.runtime) if job else (tuple(sys.argv), {})
+    maker = ManifestMaker(plan, arguments, writer.run_dir, runtime)
     writer.manifest(maker.make("running"))
     writer.plan(plan)
     error, interrupt = None, None
@@ -69,7 +84,7 @@ def _record(plan: Plan, session: Session, watch: Watch, *, own: bool) -> Outcome
         try:
             if own:
                 session.start(watch)
-            maker = ManifestMaker(plan, maker.arguments, maker.run_dir, session.run(writer, watch), maker.created)
+            maker = replace(maker, said=session.run(writer, watch))
         except KeyboardInterrupt as stopped:
             error, interrupt = "interrupted", stopped
         except Exception as failure:
@@ -130,17 +145,3 @@ def _log_to(path: Path) -> Iterator[None]:
         logger.removeHandler(handler)
         logger.setLevel(level)
         handler.close()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """A polite end (SIGTERM) is an interrupt: processes are ended and the evidence is sealed."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

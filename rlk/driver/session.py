@@ -32,15 +32,9 @@ log = logging.getLogger(__name__)
 class Session:
     """Processes of one profile. Use as a context manager: leaving it ends every process that it started."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, cluster: Cluster | None = None) -> None:
         self.plan = plan
-        gpus = visible_gpus(os.environ) if plan.profile.device == "cuda" else ()
-        self.cluster = Cluster(
-            2 * plan.ranks,  # a trainer's, and the most that engines use
-            plan.profile.timeouts.stop_s,
-            stored_bytes(plan.shape),
-            [gpu.uuid for gpu in gpus[: plan.profile.gpus_of(len(gpus))]],
-        )
+        self.cluster = cluster or _cluster_for(plan)
         self._fresh = True
         self._ended: tuple[Actor, ...] | None = None
 
@@ -124,3 +118,10 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _cluster_for(plan: Plan) -> Cluster:
+    """A Ray of this session's own, with room for the trainer's ranks and for the most that engines use."""
+    gpus = visible_gpus(os.environ) if plan.profile.device == "cuda" else ()
+    used = [str(gpu.index) for gpu in gpus[: plan.profile.gpus_of(len(gpus))]]
+    return Cluster(2 * plan.ranks, plan.profile.timeouts.stop_s, stored_bytes(plan.shape), used)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -48,16 +50,18 @@ def load(path: Path, params: Iterable[Param], context: ParallelContext) -> dict[
     Raises:
         CheckpointError: a tensor is missing, or not bf16 of the shape that config.json implies.
     """
-    files = _files(path)
-    out = {}
-    for param in params:
-        stored = empty_stored(param, context)
-        for held, index in zip(as_shards(stored), held_shards(param, context), strict=True):
-            for tensor, region in zip(param.tensors, param.regions(index), strict=True):
-                if tensor.hf_name not in files:
-                    raise CheckpointError(f"{path}: no tensor {tensor.hf_name}; the model needs it")
-                region_view(held, region).copy_(_read(files[tensor.hf_name], tensor.hf_name, tensor.shape, region))
-        out[param.name] = stored
+    files, out = _files(path), {}
+    with ExitStack() as stack:
+        opened = {file: stack.enter_context(safe_open(file, "pt")) for file in set(files.values())}
+        for param in params:
+            stored = empty_stored(param, context)
+            for held, index in zip(as_shards(stored), held_shards(param, context), strict=True):
+                for tensor, region in zip(param.tensors, param.regions(index), strict=True):
+                    if tensor.hf_name not in files:
+                        raise CheckpointError(f"{path}: no tensor {tensor.hf_name}; the model needs it")
+                    file = files[tensor.hf_name]
+                    region_view(held, region).copy_(_read(opened[file], file, tensor, region))
+            out[param.name] = stored
     return out
 
 
@@ -72,15 +76,14 @@ def _files(path: Path) -> dict[str, Path]:
         return dict.fromkeys(f.keys(), single)
 
 
-def _read(file: Path, name: str, shape: tuple[int, ...], region: Region) -> torch.Tensor:
-    with safe_open(file, "pt") as f:
-        view = f.get_slice(name)
-        if tuple(view.get_shape()) != shape or view.get_dtype() != "BF16":
-            found = f"{view.get_dtype()} {tuple(view.get_shape())}"
-            raise CheckpointError(f"{file}: {name} is {found}; allowed is BF16 {shape}")
-        rows, cols = slice(region.row0, region.row0 + region.rows), slice(region.col0, region.col0 + region.cols)
-        part: torch.Tensor = view[cols] if len(shape) == 1 else view[rows, cols]
-        return part
+def _read(opened: Any, file: Path, tensor: Tensor, region: Region) -> torch.Tensor:
+    view, name, shape = opened.get_slice(tensor.hf_name), tensor.hf_name, tensor.shape
+    if tuple(view.get_shape()) != shape or view.get_dtype() != "BF16":
+        found = f"{view.get_dtype()} {tuple(view.get_shape())}"
+        raise CheckpointError(f"{file}: {name} is {found}; allowed is BF16 {shape}")
+    rows, cols = slice(region.row0, region.row0 + region.rows), slice(region.col0, region.col0 + region.cols)
+    part: torch.Tensor = view[cols] if len(shape) == 1 else view[rows, cols]
+    return part
 
 
 def exported(

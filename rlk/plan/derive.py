@@ -48,7 +48,7 @@ class Plan:
     """Tokens a rank per micro-batch; a sample is never split, so a longer one is a micro-batch of its own."""
     logical_budget: int
     """Tokens of a micro-batch over the CP ranks."""
-    transport: Literal["shared-memory", "host-staged"]
+    transport: Literal["shared-memory", "host-staged", "cuda-ipc"]
     """How ranks of a group exchange bytes."""
     graph_sizes: tuple[int, ...]
     """Batch sizes of the captured CUDA graphs; empty on a CPU, and where a step meets the host."""
@@ -135,7 +135,7 @@ def derive(config: RunConfig, profile: Profile, shape: ModelShape) -> Plan:
         engine_cap=cap,
         token_budget=budget,
         logical_budget=budget * train.cp,
-        transport="shared-memory" if profile.device == "cpu" else "host-staged",
+        transport=_transport(profile),
         graph_sizes=_graph_sizes(config, profile, profile.prompts_per_step * samples, engines),
         padded_vocab=shape.padded_vocab,
         prompts_per_step=profile.prompts_per_step,
@@ -166,6 +166,12 @@ def _graph_sizes(config: RunConfig, profile: Profile, samples: int, engines: int
         return ()
     most = min(profile.engine.max_num_seqs, -(-samples // engines))
     return tuple(sorted({size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most}))
+
+
+def _transport(profile: Profile) -> Literal["shared-memory", "host-staged", "cuda-ipc"]:
+    if profile.collectives == "cuda-ipc":
+        return "cuda-ipc"
+    return "shared-memory" if profile.device == "cpu" else "host-staged"
 
 
 def _eager(config: RunConfig, profile: Profile) -> str | None:

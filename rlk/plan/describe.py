@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 from rlk.plan.config import OPTIONS
 from rlk.plan.derive import Plan
 from rlk.plan.errors import shown
+from rlk.plan.placement import entrypoint, placement, record_path, submission_id
 
 Section = tuple[str, list[tuple[str, str]]]
 
@@ -20,6 +25,7 @@ def describe(plan: Plan) -> list[Section]:
         ("train environment", list(plan.train_env.items())),
         ("engine environment", list(plan.engine_env.items())),
         ("command", [("", command) for command in plan.commands]),
+        ("submission", _submission(plan)),
         ("notes", [("", note) for note in plan.notes]),
         ("not in this version", [("", line) for line in plan.unbuilt]),
     ]
@@ -67,6 +73,27 @@ def _model(plan: Plan) -> list[tuple[str, str]]:
         ("layers", f"{shape.layers} of hidden size {shape.hidden}, {shape.heads} heads over {shape.kv_heads}"),
         ("vocabulary", f"{shape.vocab_size} real, {plan.padded_vocab} padded"),
     ]
+
+
+def _submission(plan: Plan) -> list[tuple[str, str]]:
+    """What `verify` or `run` would submit; the GPUs of the node are known only to its cluster."""
+    if plan.config.ray_address is None:
+        return []
+    run_id = plan.config.run_id or "RUN_ID"
+    placed = placement(plan, plan.profile.gpus or plan.ranks)
+    each = "; ".join(f"{count} x {{{said}}}" for said, count in _counted(placed.bundles))
+    record = record_path(Path(plan.config.output_root).absolute(), run_id)
+    return [
+        ("to", f"{plan.config.ray_address}, as job {submission_id(run_id)}"),
+        ("entrypoint", entrypoint(plan.profile.python or "PYTHON", record)),
+        ("bundles", f"{each} on one node, bundle i for train rank i and rollout worker i"),
+        ("the node sees", "this Python, checkout, model, prompts and output root, at the same paths"),
+    ]
+
+
+def _counted(bundles: Sequence[Mapping[str, float]]) -> list[tuple[str, int]]:
+    said = [", ".join(f"{name} {amount:g}" for name, amount in bundle.items()) for bundle in bundles]
+    return list(Counter(said).items())
 
 
 def _options(plan: Plan) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ PROFILE_FILE = ".rlk-profile.json"
 DEFAULT_PROFILE = "tiny-cpu"
 _EMBEDDED = Path(__file__).parent / "profiles"
 _REPOSITORY = Path(__file__).parents[2]
-_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class EngineLimits(BaseModel):
@@ -28,6 +28,7 @@ class EngineLimits(BaseModel):
     model_config = _STRICT
 
     max_engines: int = Field(8, ge=1)
+    """Most engines that are started, however many would fit the ranks."""
     kv_cache_bytes: int = Field(ge=1)
     """Bytes of KV cache a rank."""
     max_num_seqs: int = Field(16, ge=1)
@@ -50,11 +51,17 @@ class Timeouts(BaseModel):
     model_config = _STRICT
 
     start_s: int = Field(300, ge=1)
+    """For all ranks of the trainer and of the engines to be ready, kernels proved and graphs captured."""
     rollout_s: int = Field(600, ge=1)
+    """For the responses of one step."""
     train_s: int = Field(600, ge=1)
+    """For scoring, and again for the update, of one step."""
     sync_s: int = Field(120, ge=1)
+    """For the weights of one step to reach the engines, and for each question to a rank."""
     collective_s: int = Field(120, ge=1)
+    """For one exchange between ranks: a rank that does not come is named."""
     stop_s: int = Field(30, ge=1)
+    """For a process to leave before it is killed."""
 
 
 class Profile(BaseModel):
@@ -63,16 +70,22 @@ class Profile(BaseModel):
     model_config = _STRICT
 
     format: Literal["rlk.profile/1"] = "rlk.profile/1"
+    """Version of this form."""
     origin: str = ""
     """Embedded name or file that it was read from; set by the loader, refused in a file."""
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the machine and model, which the manifest repeats."""
     device: Literal["cpu", "cuda"]
+    """Where the ranks compute; cuda takes Hopper GPUs only."""
     ranks: Literal[1, 2, 4, 8] = 8
-    collectives: Literal["host"] = "host"
-    """How ranks exchange bytes: through memory of the host, which a GPU's tensors are copied to and from."""
+    """Processes of the trainer, TP x CP; the engines divide as many among themselves."""
+    collectives: Literal["host", "cuda-ipc"] = "host"
+    """How ranks exchange bytes: through memory of the host, which a GPU's tensors are copied to and from, or from GPU
+    to GPU through CUDA IPC."""
     gpus: Literal[1, 2, 4, 8] | None = None
     """GPUs of one host that the ranks are spread over; null: all that are visible, as far as they divide the ranks."""
     model: str
+    """Folder of a Qwen3 checkpoint: config.json, tokenizer.json, safetensors."""
     weights_seed: int | None = None
     """Seed from which the model's weights are drawn at first use, where the folder holds a config.json and no weights;
     for profiles of tests, whose model need not know anything."""
@@ -86,13 +99,17 @@ class Profile(BaseModel):
     max_prompt_len: int = Field(ge=1)
     """Tokens of the longest prompt; a longer one stops the run instead of being cut."""
     prompts_per_step: int = Field(ge=1)
+    """Prompts of one training step."""
     samples_per_prompt: int = Field(ge=1)
+    """Responses to each prompt, whose mean reward is the baseline; a greedy run takes one."""
     engine: EngineLimits
+    """What one vLLM engine may take, below."""
     defaults: dict[str, Any] = {}
     """Option values by field name, weaker than the command line and the environment."""
     timeouts: Timeouts = Timeouts()
+    """Limits of waits, below."""
     test: bool = False
-    """Whether faults may be injected on purpose."""
+    """Whether faults may be injected on purpose, and a checkout with uncommitted changes may run."""
     python: str | None = None
     """Interpreter that runs the driver and its actors; this one if null."""
     framework: str | None = None
@@ -100,6 +117,8 @@ class Profile(BaseModel):
 
     @model_validator(mode="after")
     def _ranks_spread_evenly(self) -> Self:
+        if self.collectives != "host" and self.device == "cpu":
+            raise ValueError(f"collectives {self.collectives}: device cpu allows host")
         if self.gpus is not None and self.device == "cpu":
             raise ValueError(f"gpus {self.gpus}: device cpu takes none: leave it out")
         if self.gpus is not None and self.ranks % self.gpus:

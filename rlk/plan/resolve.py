@@ -19,7 +19,8 @@ Command = Literal["verify", "run"]
 Said = Mapping[str, object] | Iterable[tuple[str, object]]
 
 INTERNAL_VARIABLES = frozenset({"RLK_PLATFORM", "RLK_TEST_OUTPUT", "RLK_PROOFS", "RLK_GEMM", "RLK_TREE"})
-"""RLK_ variables that are no options: set by a run for the processes that it starts."""
+"""RLK_ variables that are no options: set by a run for the processes that it starts, or the names of kernel choices
+(rlk.kernels.cuda.choice), which those processes read and record."""
 
 Layer = Literal["command line", "cell", "environment", "profile"]
 _RANK: dict[Layer, int] = {"command line": 0, "cell": 0, "environment": 1, "profile": 2}

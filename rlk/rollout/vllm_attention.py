@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadataBuilder,
     AttentionType,
@@ -117,6 +118,10 @@ class PagedImpl(AttentionImpl):  # type: ignore[misc]
 class PagedBatchBuilder(AttentionMetadataBuilder[PagedBatch]):  # type: ignore[misc]
     """Turns vLLM's description of a step into ours; the runner calls `build` once a step for all layers."""
 
+    # A captured step has one query row a request: what is free in it then are lengths, pages and slots, which a graph
+    # reads from the buffers that vLLM fills before it replays it.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
@@ -126,6 +131,12 @@ class PagedBatchBuilder(AttentionMetadataBuilder[PagedBatch]):  # type: ignore[m
         """See vLLM. The common prefix is not used: a query row never depends on its neighbours."""
         m = common_attn_metadata
         return PagedBatch(m.num_actual_tokens, m.query_start_loc, m.seq_lens, m.block_table_tensor, m.slot_mapping)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> PagedBatch:
+        """A step to capture; each request is one token long, so that no page that nobody wrote is read."""
+        batch = self.build(0, common_attn_metadata)
+        batch.seq_lens.fill_(1)
+        return batch
 
 
 class PagedBackend(AttentionBackend):  # type: ignore[misc]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker
 
+from rlk.kernels.collectives.connect import disconnect
 from rlk.kernels.proof import Proof
 from rlk.kernels.proof_shared import prove_once
 from rlk.model import checkpoint
@@ -104,6 +105,11 @@ class RankWorker(Worker):  # type: ignore[misc]
         """Tells an injected fault the step that begins."""
         for moment in self.moments:
             moment.step = step
+
+    def disconnect(self) -> None:
+        """Gives the transport back; all ranks of the engine are ended together."""
+        context = self._model.qwen3.context
+        disconnect(context.tp, context.cp)
 
     def take_probe(self) -> tuple[int, int, dict[str, NDArray[Any]]]:
         """First virtual shard held here, 0, and what was recorded since the last call; empty without a probe."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from rlk.kernels.collectives.base import Alone, Collective
-from rlk.kernels.collectives.connect import connect, transport_of
+from rlk.kernels.collectives.connect import connect, disconnect, transport_of
 from rlk.kernels.devices import gpu_name, release_cached
 from rlk.kernels.proof import Proof
 from rlk.kernels.proof_shared import prove_once
@@ -94,6 +94,7 @@ class TrainRank:
             raise ValueError(f"this trainer has {self.plan.ranks} ranks: a plan of {plan.ranks} needs one of its own")
         moved, self.plan = plan.train != self.plan.train, plan
         if moved:
+            disconnect(self.worker.context.tp, self.worker.context.cp)
             self._leave_groups()
             self.proofs = self._prove()
         context = self._context() if moved else self.worker.context

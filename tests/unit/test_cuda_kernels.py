@@ -230,6 +230,17 @@ def test_fingerprints_are_the_same_integers() -> None:
 
 
 @interpreted
+def test_row_fingerprints_are_the_same_integers() -> None:
+    from rlk.kernels.cpu import state as cpu
+    from rlk.kernels.cuda import state
+
+    for x in (spread(3, 4 * 1100, seed=15), spread(5, 4 * 7, seed=16).float()):
+        found = state.row_fingerprints(x, 4, 2)
+        assert_same(found, cpu.row_fingerprints(x, 4, 2))
+        assert_moved(state.row_fingerprints(x, 4, 3), found, "another place in the row")
+
+
+@interpreted
 def test_a_sum_of_squares_keeps_fifteen_digits() -> None:
     from rlk.kernels.cuda import state
 

@@ -68,16 +68,17 @@ def fingerprint(x, out, rows, columns, stride, row0, col0, width, WORD: tl.const
     tl.atomic_add(out + 1, tl.sum(tl.sum(tl.where(inside, b, zero), 1), 0).to(tl.int64), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["shards", "columns", "shard0"])
-def row_fingerprints(x, out, shards, columns, shard0, WORD: tl.constexpr, BLOCK: tl.constexpr):
-    """One sum of mixes a row and virtual shard: a program a row and shard; the index is the place in a whole row."""
-    row, shard = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    total = tl.zeros((BLOCK,), tl.uint64)
-    for first in range(0, columns, BLOCK):
-        c = first + tl.arange(0, BLOCK)
-        inside = c < columns
-        bits = tl.load(x + (row * shards + shard) * columns + c, mask=inside, other=0).to(tl.int64) & ((1 << WORD) - 1)
-        index = ((shard0 + shard).to(tl.int64) * columns + c).to(tl.uint64)
-        word = mix(mix(index * 0x9E3779B97F4A7C15 + 1) ^ bits.to(tl.uint64))
-        total += tl.where(inside, word, tl.zeros_like(word))
-    tl.store(out + row * shards + shard, tl.sum(total, 0).to(tl.int64))
+@triton.jit(do_not_specialize=["columns", "shard0"])
+def row_fingerprints(x, out, columns, shard0, WORD: tl.constexpr, BLOCK: tl.constexpr):
+    """out int64 [rows, shards]: the first mix of x words [rows, shards, columns]; an index counts columns of the whole
+    row, in which `shard0` shards come before. Grid: blocks of columns, shards, rows.
+    """
+    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    shard = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(2).to(tl.int64) * tl.num_programs(1) + shard
+    inside = c < columns
+    bits = tl.load(x + place * columns + c, mask=inside, other=0).to(tl.int64) & ((1 << WORD) - 1)
+    index = ((shard0 + shard) * columns + c).to(tl.uint64)
+    a = mix(mix(index * 0x9E3779B97F4A7C15 + 1) ^ bits.to(tl.uint64))
+    total = tl.sum(tl.where(inside, a, tl.zeros_like(a)), 0)
+    tl.atomic_add(out + place, total.to(tl.int64), sem="relaxed")
