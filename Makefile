@@ -1,4 +1,4 @@
-# make setup | verify | test | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
+# make setup | verify | test | matrix | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
 # make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
 PYTHON ?= python3.11
 DEVICE ?= cpu
@@ -13,7 +13,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test faults mutants lint clean
+.PHONY: test-cuda setup verify test matrix engines faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -37,9 +37,19 @@ verify: setup
 test: setup
 	$(BIN)/python -m pytest
 
+# Every pair of topologies under every sampling setting, an hour on two cores. It goes on where it was stopped, and writes
+# docs/evidence/matrix-cpu.json and docs/matrix.md. A part of it: make matrix MATRIX="--only mixed --minutes 20".
+MATRIX ?=
+matrix: setup
+	$(BIN)/python -m tools.matrix $(MATRIX)
+
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup
 	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
+
+# Runs every line of matrices/engine.yaml and writes docs/evidence/engine-cpu.json: minutes.
+engines: setup
+	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
 # Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
 ONLY ?=

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.expression import Expression  # what -m means; pytest shows no public name of it
 
+from rlk.driver.gpus import Gpu, visible_gpus
 from rlk.evidence.verdict import Validation
 from rlk.plan.cells import Cell, load_cells
 from rlk.plan.faults import Fault
@@ -16,25 +18,20 @@ from tests.faults_table import Row
 
 ROOT = Path(__file__).parents[1]
 NEEDED = {"gpu": 1, "h100": 8}
-HOPPER = ("H100", "H200", "H800", "H20")
 
 
-def hopper_gpus() -> list[str]:
-    """Names of the Hopper GPUs of this machine, as the driver lists them; no library is initialised for it."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
-        )
-    except FileNotFoundError:
-        return []
-    names = done.stdout.splitlines() if done.returncode == 0 else []
-    return [name.strip() for name in names if any(word in name.split() for word in HOPPER)]
+def hopper_gpus() -> list[Gpu]:
+    """The Hopper GPUs that this process may use."""
+    return [gpu for gpu in visible_gpus(os.environ) if gpu.hopper]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--write-faults`: write docs/faults.md from the faults that this run applied."""
+    """`--write-faults`, `--write-engines`: write the evidence that this run makes into docs."""
     parser.addoption(
         "--write-faults", action="store_true", help="write the rows of docs/faults.md that this run proves"
+    )
+    parser.addoption(
+        "--write-engines", action="store_true", help="write the rows of docs/evidence/engine-cpu.json of this run"
     )
 
 
@@ -57,15 +54,37 @@ def fault_report(fault_rows: list[Row]) -> Callable[[Fault, str, Validation], No
     return note
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """`-m gpu` and `-m h100` where the hardware is not there end here, before any worker is started."""
+    chosen = Expression.compile(config.option.markexpr or "cpu")
+    for marker in NEEDED:
+        if marker in config.option.markexpr and chosen.evaluate(lambda name, **_: name == marker):  # noqa: B023
+            _need(marker)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Selecting tests for hardware that is not there is an error: rows of skips would look like a pass."""
-    for marker, count in NEEDED.items():
-        asked = any(word == marker for word in config.option.markexpr.replace("(", " ").replace(")", " ").split())
-        excluded = f"not {marker}" in config.option.markexpr
-        if asked and not excluded and len(found := hopper_gpus()) < count:
-            raise pytest.UsageError(
-                f"-m {marker} needs {count} Hopper GPUs, this machine has {len(found)}: run it on one that has"
-            )
+    if not hasattr(config, "workerinput"):  # an error in the collection of one of xdist's workers is lost on the way
+        for marker in NEEDED:
+            if any(item.get_closest_marker(marker) for item in items):
+                _need(marker)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that came as far as this without its hardware fails."""
+    for marker in NEEDED:
+        if item.get_closest_marker(marker):
+            _need(marker)
+
+
+def _need(marker: str) -> None:
+    found = hopper_gpus()
+    if len(found) < NEEDED[marker]:
+        raise pytest.UsageError(
+            f"-m {marker} needs {NEEDED[marker]} Hopper GPUs, this machine has {len(found)}: run it on one that has, "
+            f"or leave such tests out with -m 'not {marker}'"
+        )
 
 
 def cells(matrix: str) -> list[Cell]:

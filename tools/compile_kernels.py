@@ -182,7 +182,8 @@ def collectives() -> None:
     """Moves of words and of bytes, sums over two, four and eight ranks."""
     for size in (2, 4, 8):
         layout = Layout(size, 2 << 20)
-        group = ArenaCollective("", 1, layout, torch.zeros(layout.total, dtype=torch.uint8), [0] * size, lambda: None)
+        arena, progress = torch.zeros(layout.total, dtype=torch.uint8), torch.zeros(3, dtype=I32)
+        group = ArenaCollective("", 1, layout, arena, progress, [0] * size, lambda: None)
         group.all_gather(empty(64, HIDDEN), "")
         group.all_to_all(empty(size, 64, HIDDEN), "")
         group.gather_tree(empty(64, 1024, dtype=F32), "")

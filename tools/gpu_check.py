@@ -1,6 +1,6 @@
 """Runs the CUDA kernels and collectives on real Hopper GPUs: proofs, invariance, accuracy against float64.
 
-    python tools/gpu_check.py --out DIR [--step proofs --step collectives] [--limit 150]
+    python tools/gpu_check.py --out DIR [--step proofs --step collectives] [--ranks 4] [--limit 150]
 
 Needs torch, Triton and click alone: no vLLM, no Ray, no network. Every step has a time limit; what it saw is in
 DIR/gpu-check.json as soon as it was seen, its log in DIR/gpu-check.log. The exit code is 1 if any entry failed.
@@ -96,13 +96,15 @@ def run_step(report: Report, name: str, limit: int | None) -> None:
 @click.option("--out", required=True, type=click.Path(file_okay=False, path_type=Path), help="Folder of JSON and log.")
 @click.option("--step", "steps", multiple=True, type=click.Choice(list(STEPS)), help="Only these steps, in order.")
 @click.option("--limit", type=int, help="Seconds a step may take, instead of its own limit.")
-def main(out: Path, steps: tuple[str, ...], limit: int | None) -> None:
+@click.option("--ranks", multiple=True, type=click.Choice(["2", "4", "8"]), help="Only so many ranks a group.")
+def main(out: Path, steps: tuple[str, ...], limit: int | None, ranks: tuple[str, ...]) -> None:
     """Checks the kernels on this machine's first GPU, and the collectives on all visible ones."""
     out.mkdir(parents=True, exist_ok=True)
     logging.basicConfig(filename=out / "gpu-check.log", level=logging.INFO, format="%(asctime)s %(message)s")
     report = Report(out / "gpu-check.json", environment())
     compiles = Compiles()
     triton.knobs.compilation.listener = compiles
+    collectives.sizes = tuple(map(int, ranks)) or collectives.SIZES
     for name in steps or STEPS:
         run_step(report, name, limit)
         report.set("compiles", {"count": compiles.count, "seconds": round(compiles.seconds, 1)})

@@ -5,7 +5,7 @@ An arena is a header of 32-bit words and two halves of data that take turns. In 
 1. writes its contribution to its own half k mod 2,
 2. adds 1 to TURN, and to its slot in every peer's header (release, system scope),
 3. waits until every slot of its own header is at least 1, then takes 1 from each,
-4. reads the peers' halves k mod 2, and sets DONE.
+4. reads the peers' halves k mod 2.
 
 Slots count instead of being set and cleared: a peer may signal turn k + 1 before this rank has taken turn k. No half is
 overwritten too early: a rank writes turn k + 2 after its wait of turn k + 1, so after every peer's signal of k + 1,
@@ -18,8 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-TURN, DONE, STAGE, FAILED = range(4)
-"""Words of a header: turns signalled, turns read, the stage of the last signal, and whether a wait was given up."""
+TURN, FAILED = range(2)
+"""Words of a header: turns signalled, and whether a wait was given up."""
+SIGNALLED, READ, STAGE = range(3)
+"""Words of a rank's progress, which its device writes to the host's memory: turns signalled, turns that it has gone on
+to read, and the stage of the last signal."""
+PROGRESS_WORDS = 3
 FIRST_SLOT, SLOT_WORDS = 32, 32
 """Slots lie 128 bytes apart: each has another writer."""
 HEADER_BYTES = 4096
@@ -51,11 +55,6 @@ class Layout:
         """Bytes of one half."""
         return (self.total - HEADER_BYTES) // 2 // ALIGNED * ALIGNED
 
-    @property
-    def header_words(self) -> int:
-        """Words of the header up to the last slot."""
-        return self.slot(self.size - 1) + 1
-
     def slot(self, rank: int) -> int:
         """The word that `rank` counts its signals in."""
         return FIRST_SLOT + rank * SLOT_WORDS
@@ -69,8 +68,3 @@ class Layout:
         step = self.chunk(pieces)
         for offset in range(0, piece, step):
             yield offset, min(step, piece - offset)
-
-
-def missing(header: list[int], layout: Layout, rank: int) -> list[int]:
-    """The peers that have not signalled the turn that `rank` waits for, from a copy of its header."""
-    return [p for p in range(layout.size) if p != rank and header[layout.slot(p)] < 1]

@@ -97,7 +97,7 @@ class Wait:
 
 
 class SideStream:
-    """A stream of its own that nothing else waits for, for a thread that looks on. Make it in that thread."""
+    """A stream that nothing else waits for, for a thread that writes while the others wait. Make it in that thread."""
 
     def __init__(self, context: Any) -> None:
         call(driver.cuCtxSetCurrent, context)
@@ -109,14 +109,6 @@ class SideStream:
     def here() -> Any:
         """The calling thread's context."""
         return call(driver.cuCtxGetCurrent)
-
-    def read(self, address: int, into: torch.Tensor) -> list[int]:
-        """Copies int32 words from the device into pinned memory; returns them."""
-        source = driver.CUdeviceptr(address)
-        call(driver.cuMemcpyDtoHAsync, into.data_ptr(), source, into.numel() * into.element_size(), self.stream)
-        self.wait()
-        words: list[int] = into.tolist()
-        return words
 
     def write(self, address: int, value: int) -> None:
         """One 32-bit word on the device, after what was written before."""

@@ -6,21 +6,28 @@ a GPU are time-sliced, and a spinning one costs whole slices.
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from rlk.kernels.collectives import cuda_memory
-from rlk.kernels.collectives.arena import HEADER_BYTES, Layout
+from rlk.kernels.collectives.arena import FAILED, HEADER_BYTES, PROGRESS_WORDS, Layout
 from rlk.kernels.collectives.base import CollectiveTimeoutError
 from rlk.kernels.collectives.gloo import GlooCollective
 from rlk.kernels.collectives.turns import ArenaCollective
-from rlk.kernels.collectives.watch import Watch
+from rlk.kernels.collectives.watch import Release, Watch, Words
 
 ARENA_BYTES = 64 << 20
+PATH_BYTES = 200
+OPEN = 1 << 20
+"""What a slot is set to when its rank is given up: no number of signals that a rank can be ahead."""
+POLL_S = 50e-6
 
 
 class IpcCollective(ArenaCollective):
@@ -47,12 +54,37 @@ class IpcCollective(ArenaCollective):
         arena[:HEADER_BYTES].zero_()
         torch.cuda.synchronize()
         self._opened, rank = self._meet(here), self._meeting.rank
-        own = [self._address + 4 * layout.slot(p) for p in self._opened]
+        slots = [self._address + 4 * layout.slot(p) for p in self._opened]
         addresses = [self._opened.get(p, self._address) for p in range(layout.size)]
-        self._condition = cuda_memory.Wait(own)
-        super().__init__(name, rank, layout, arena, addresses, self._enqueue)
-        self._watch = Watch(name, rank, layout, self._address, timeout_s, self.stage)
-        self._meeting.all_gather(torch.zeros(1), "opening the arenas")
+        self._condition = cuda_memory.Wait(slots)
+        progress = torch.zeros(PROGRESS_WORDS, dtype=torch.int32, pin_memory=True)
+        super().__init__(name, rank, layout, arena, progress, addresses, self._enqueue)
+        self._context = cuda_memory.SideStream.here()
+        table = self._shared_table()
+        self._watch = Watch(name, rank, progress.numpy(), table, timeout_s, self.stage, self._releasing)
+
+    def _shared_table(self) -> Words:
+        """int32 [ranks, 3], zero, the same memory in every process; its file is gone when this returns."""
+        with tempfile.NamedTemporaryFile(prefix="rlk-", dir="/dev/shm") as file:
+            shape = (self._meeting.size, PROGRESS_WORDS)
+            file.truncate(4 * shape[0] * shape[1])
+            said = torch.frombuffer(bytearray(file.name.encode().ljust(PATH_BYTES)), dtype=torch.uint8)
+            path = bytes(self._meeting.all_gather(said, "opening the table")[0].tolist()).decode().rstrip()
+            table: Words = np.memmap(path, dtype=np.int32, mode="r+", shape=shape)
+            self._meeting.all_gather(torch.zeros(1), "opening the arenas")  # of rank 0's file, before it goes
+        return table
+
+    def _releasing(self) -> Release:
+        """What ends a wait whose rank stays away: the mark first, at which the program after it stops."""
+        side = cuda_memory.SideStream(self._context)
+
+        def release(absent: list[int]) -> None:
+            side.write(self._address + 4 * FAILED, 1)
+            for p in absent:
+                side.write(self._address + 4 * self.layout.slot(p), OPEN)
+            side.wait()
+
+        return release
 
     def _meet(self, device: torch.device) -> dict[int, int]:
         """The peers' arenas in this process, by rank; notes which ranks share a device."""
@@ -75,6 +107,18 @@ class IpcCollective(ArenaCollective):
         """Raises CollectiveTimeoutError if a wait was given up."""
         if self._watch.error:
             raise CollectiveTimeoutError(self._watch.error)
+
+    def settle(self) -> None:
+        """Waits for what was started on the current stream, and raises CollectiveTimeoutError by rank and stage.
+
+        Before results are read on the host: a plain read of memory that is not pinned would hold the driver's lock
+        while it waits, and a process in which that happens can only be ended.
+        """
+        with self.naming_timeouts():
+            done = torch.cuda.Event()
+            done.record()
+            while not done.query():
+                time.sleep(POLL_S)
 
     @contextmanager
     def naming_timeouts(self) -> Iterator[None]:

@@ -20,22 +20,24 @@ TWO_STEPS = 1 << 20
 class ArenaCollective(SummingCollective):
     """One rank of a group whose arenas are mapped here.
 
-    arena: uint8, this rank's own, its header zero. addresses: every rank's arena as this process sees it. wait: lets
+    arena: uint8, this rank's own, its header zero. progress: int32 [3], zero, of the host, where the device can write
+    it. addresses: every rank's arena as this process sees it. wait: lets
     what is started from then on run after every slot of the own header has become at least 1.
     """
 
     def __init__(
-        self, name: str, rank: int, layout: Layout, arena: torch.Tensor, addresses: Sequence[int],
-        wait: Callable[[], None],
+        self, name: str, rank: int, layout: Layout, arena: torch.Tensor, progress: torch.Tensor,
+        addresses: Sequence[int], wait: Callable[[], None],
     ) -> None:  # fmt: skip
         self.name, self.rank, self.size, self.layout, self.device = name, rank, layout.size, layout, arena.device
         self._header, self._data = arena[:HEADER_BYTES].view(torch.int32), arena[HEADER_BYTES:]
         self._arenas = torch.tensor([a + HEADER_BYTES for a in addresses], device=arena.device)
         self._slots = torch.tensor([a + 4 * layout.slot(rank) for a in addresses], device=arena.device)
+        self.progress, self._host = progress, progress.data_ptr()
         self._wait, self._stages = wait, dict[str, int]()
 
     def stage(self, number: int) -> str:
-        """The stage whose number a header holds."""
+        """The stage whose number a rank's progress holds."""
         return list(self._stages)[number]
 
     def all_gather(self, t: torch.Tensor, stage: str) -> torch.Tensor:
@@ -77,9 +79,9 @@ class ArenaCollective(SummingCollective):
 
         def read(sizes: _Sizes, offset: int, length: int) -> None:
             launch.run(
-                exchange.collect, (launch.tiles(length, BLOCK), self.size), self._header, self._arenas, out, self.rank,
-                self.size, *sizes.said(sizes.piece, offset, length, block * sizes.each, sizes.half), WIDE=sizes.wide,
-                BLOCK=BLOCK,
+                exchange.collect, (launch.tiles(length, BLOCK), self.size), self._header, self._host, self._arenas, out,
+                self.rank, self.size, *sizes.said(sizes.piece, offset, length, block * sizes.each, sizes.half),
+                WIDE=sizes.wide, BLOCK=BLOCK,
             )  # fmt: skip
 
         self._turns(t, read, stage)
@@ -91,9 +93,9 @@ class ArenaCollective(SummingCollective):
 
         def read(sizes: _Sizes, offset: int, length: int) -> None:
             launch.run(
-                exchange.collect_tree, (launch.tiles(length, SUM_BLOCK), 1), self._header, self._arenas, out, self.rank,
-                *sizes.said(offset, length, block * sizes.each, sizes.half), SIZE=self.size, WIDE=sizes.wide,
-                BLOCK=SUM_BLOCK,
+                exchange.collect_tree, (launch.tiles(length, SUM_BLOCK), 1), self._header, self._host, self._arenas,
+                out, self.rank, *sizes.said(offset, length, block * sizes.each, sizes.half), SIZE=self.size,
+                WIDE=sizes.wide, BLOCK=SUM_BLOCK,
             )  # fmt: skip
 
         self._turns(t.view(torch.int32), read, stage)
@@ -109,7 +111,9 @@ class ArenaCollective(SummingCollective):
                 exchange.put, (launch.tiles(words, BLOCK), pieces), t, self._data.view(t.dtype), self._header,
                 *sizes.said(sizes.piece, at, words, sizes.each, sizes.half), WIDE=sizes.wide, BLOCK=BLOCK,
             )  # fmt: skip
-            launch.run(exchange.signal, (1,), self._header, self._slots, number, self.rank, self.size, warps=1)
+            launch.run(
+                exchange.signal, (1,), self._header, self._slots, self._host, number, self.rank, self.size, warps=1
+            )
             self._wait()
             read(sizes, at, words)
 

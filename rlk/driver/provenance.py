@@ -36,6 +36,12 @@ def repository() -> Repository:
     return Repository(revision=revision.decode().strip(), dirty=True, patch_sha256=digest.hexdigest())
 
 
+def revision() -> str | None:
+    """The commit that runs, in one word; with + and a hash where files were changed."""
+    found = repository()
+    return f"{found.revision}+{found.patch_sha256[:12]}" if found.patch_sha256 else found.revision
+
+
 def _git(*words: str) -> bytes | None:
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True)

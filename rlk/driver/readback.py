@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlk.evidence.schemas import EngineReadback
+from rlk.evidence.schemas import EngineReadback, Partitioned
 from rlk.evidence.settings import NEUTRAL_SAMPLING
 
 
@@ -40,6 +40,8 @@ def engine_record(raw: Mapping[str, Any]) -> EngineReadback:
         enable_prefix_caching=scheduler["prefix_caching"],
         enable_chunked_prefill=scheduler["chunked_prefill"],
         graph_sizes=tuple(scheduler["graph_sizes"]),
+        kv_bytes_per_token=worker["kv_cache"]["bytes_per_token"],
+        partitioned=Partitioned(**worker["partitioned"]),
         generation_config=scheduler["generation_config"],
         default_sampling={**NEUTRAL_SAMPLING, **scheduler["default_sampling"]},
         model_class=worker["model"],

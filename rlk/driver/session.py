@@ -35,7 +35,7 @@ class Session:
     def __init__(self, plan: Plan, cluster: Cluster | None = None) -> None:
         self.plan = plan
         self.cluster = cluster or _cluster_for(plan)
-        self._fresh = True
+        self._fresh, self._sound = True, True
         self._ended: tuple[Actor, ...] | None = None
 
     def start(self, watch: Watch) -> None:
@@ -69,10 +69,11 @@ class Session:
         processes stay and take new places.
 
         Raises:
-            RunError: the plan is of another profile.
+            RunError: the session cannot serve this plan.
         """
-        if plan.profile != self.plan.profile:
-            raise RunError(f"this session runs {self.plan.profile.name}; {plan.profile.name} needs one of its own")
+        if not self.serves(plan):
+            why = "is of another profile" if self._sound else "comes after a run that did not end well"
+            raise RunError(f"{plan.cell} {why}: it needs a session of its own")
         before, self.plan = self.plan, plan
         if self._fresh and plan == before:
             return
@@ -80,12 +81,16 @@ class Session:
         self._take(self.engines.moving(plan) | self.trainer.moving(plan), "reset")
         self._fresh = True
 
+    def serves(self, plan: Plan) -> bool:
+        """Whether `reset` can take this plan: it is of the same profile, and the last run came to its end."""
+        return self._sound and plan.profile == self.plan.profile
+
     def run(self, writer: RunWriter, watch: Watch) -> Said:
         """All steps of the plan, from the initial state; returns what the processes said of themselves after the
         last."""
         if not self._fresh:
             raise RunError("the session holds the weights of an earlier run: reset it first")
-        self._fresh = False
+        self._fresh, self._sound = False, False
         profile = self.plan.profile
         tokenizer = Path(profile.model) / "tokenizer.json"
         data = PromptSet(Path(profile.prompts), tokenizer, profile.max_prompt_len, profile.reward)
@@ -95,7 +100,9 @@ class Session:
         for step in range(self.plan.config.steps):
             steps.run(step)
         watch.phase(None, "reading settings back")
-        return Said(self.trainer.proofs(), self.trainer.read_back(), self.engines.read_back())
+        said = Said(self.trainer.proofs(), self.trainer.read_back(), self.engines.read_back())
+        self._sound = True
+        return said
 
     def status(self, error: str | None) -> RayStatus:
         """What Ray says of every actor: how it ended, or that it lives."""

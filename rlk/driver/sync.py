@@ -40,20 +40,27 @@ def replicated_names(plan: Plan) -> frozenset[str]:
     return frozenset(t.hf_name for p in parameters(plan.shape) if p.replicated for t in p.tensors)
 
 
-def whole(parts: Sequence[Parts], replicated: frozenset[str]) -> dict[str, str]:
-    """Fingerprints of whole tensors from those of the tensor-parallel ranks' parts.
+def by_tensor_rank(ranks: Sequence[Parts], tp: int) -> list[Parts]:
+    """An engine's parts, one a tensor-parallel rank; engine rank = cp_rank * TP + tp_rank, and context-parallel ranks
+    hold the same weights."""
+    places = [ranks[t::tp] for t in range(tp)]
+    return [{name: _agreed([part[name] for part in same]) for name in same[0]} for same in places]
 
-    A replicated tensor is taken once; where its copies differ, the odd one is taken, so that the difference shows.
-    """
+
+def whole(parts: Sequence[Parts], replicated: frozenset[str]) -> dict[str, str]:
+    """Fingerprints of whole tensors from those of the tensor-parallel ranks' parts; a replicated tensor is taken
+    once."""
     out = {}
     for name in parts[0]:
         values = [p[name] for p in parts]
-        if name in replicated:
-            odd = [v for v in values if v != values[0]]
-            out[name] = as_hex(odd[0] if odd else values[0])
-        else:
-            out[name] = as_hex(combine(values))
+        out[name] = as_hex(_agreed(values) if name in replicated else combine(values))
     return out
+
+
+def _agreed(copies: list[tuple[int, int]]) -> tuple[int, int]:
+    """The fingerprint of copies that should be equal. Where one differs, a sum that is no copy's: whichever is the odd
+    one, the difference shows."""
+    return copies[0] if all(copy == copies[0] for copy in copies) else combine(copies)
 
 
 def update_record(plan: Plan, step: int, parts: Sequence[Mapping[str, Parts]]) -> Update:
@@ -120,5 +127,5 @@ def fingerprint_record(
         tensors=tuple(tensors),
         trainer=whole(by_tp, replicated),
         trainer_replicas_agree=same_over_cp and same_over_tp,
-        engines=tuple(whole(ranks, replicated) for ranks in engines),
+        engines=tuple(whole(by_tensor_rank(ranks, plan.rollout.tp), replicated) for ranks in engines),
     )

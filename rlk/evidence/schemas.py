@@ -134,6 +134,16 @@ class TrainReadback(Part):
     kernels: dict[str, str]
 
 
+class Partitioned(Part):
+    """Prefill steps of one engine rank over the whole run: how many had their query rows shared out over
+    context-parallel ranks, the rows of those steps, and which of them this rank computed (rlk.evidence.partition)."""
+
+    steps: Count
+    rows: Count
+    own_rows: Count
+    own_key: Count
+
+
 class EngineReadback(Part):
     """Effective settings, as one rank of one engine reports them after the last step.
 
@@ -160,6 +170,8 @@ class EngineReadback(Part):
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     graph_sizes: tuple[Count, ...]
+    kv_bytes_per_token: Count
+    partitioned: Partitioned
     generation_config: str
     default_sampling: dict[str, Number]
     model_class: str
@@ -178,7 +190,7 @@ class Readback(Part):
 class Manifest(Document):
     """manifest.json: what was asked, what ran, with which code, and how it ended."""
 
-    SCHEMA: ClassVar[str] = "rlk.manifest/1"
+    SCHEMA: ClassVar[str] = "rlk.manifest/2"
 
     run_id: str
     command: Command

@@ -74,6 +74,7 @@ def requested_engine(plan: Plan, engine: int, rank: int) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "enable_chunked_prefill": True,
         "graph_sizes": plan.graph_sizes,
+        "kv_bytes_per_token": plan.shape.kv_bytes(plan.rollout.tp, plan.rollout.cp),
         "generation_config": "vllm",
         "default_sampling": NEUTRAL_SAMPLING,
         "model_class": ENGINE_MODEL,

@@ -52,11 +52,23 @@ class Recorder:
         self._phase: str | None = None
         self._at = self._tokens = self._head = 0
 
-    def begin(self, phase: str, sample: torch.Tensor, position: torch.Tensor, head: torch.Tensor) -> None:
+    def begin(
+        self,
+        phase: str,
+        sample: torch.Tensor,
+        position: torch.Tensor,
+        head: torch.Tensor,
+        rows: torch.Tensor | None = None,
+    ) -> None:
         """Starts a pass over rows of these samples and positions, int64 [T]; head int64 [R]: those that predict a
-        token."""
-        self._tokens, self._head = sample.numel(), head.numel()
-        keys = {"sample": sample, "position": position, "head_sample": sample[head], "head_position": position[head]}
+        token. rows int64 [M]: those computed here; all if None. Every rank predicts all tokens."""
+        keys = {"head_sample": sample[head], "head_position": position[head]}
+        keys |= (
+            {"sample": sample, "position": position}
+            if rows is None
+            else {"sample": sample[rows], "position": position[rows]}
+        )
+        self._tokens, self._head = keys["sample"].numel(), head.numel()
         self._keys = {name: value.to(torch.int64).cpu().numpy().copy() for name, value in keys.items()}
         self.turn(phase)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +15,7 @@ from rlk.plan.profile import DEFAULT_PROFILE, Profile, load_profile
 from rlk.plan.resolve import resolve
 from rlk.plan.shape import ModelShape, read_shape
 
+M = TypeVar("M", bound=BaseModel)
 _STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
@@ -69,12 +70,12 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_cells(path: str | Path) -> tuple[Cell, ...]:
-    """The cells of a matrix file, in the order of the file; raises ConfigErrors for any fault of its form."""
+def read_matrix(path: str | Path, form: type[M]) -> M:
+    """A matrix file as its form validates it; raises ConfigErrors for any fault of it."""
     try:
         # Mappings become tuples and numbers as in JSON, so that strict types mean the same in both.
         content = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
-        matrix = _Matrix.model_validate(_tuples(content))
+        return form.model_validate(_tuples(content))
     except OSError as error:
         raise ConfigErrors([f"matrix {path}: {error.strerror}"]) from error
     except yaml.YAMLError as error:
@@ -84,6 +85,11 @@ def load_cells(path: str | Path) -> tuple[Cell, ...]:
             f"matrix {path}: {'.'.join(map(str, fault['loc']))} {shown(fault['input'])}: {fault['msg']}"
             for fault in error.errors(include_url=False)
         ) from error
+
+
+def load_cells(path: str | Path) -> tuple[Cell, ...]:
+    """The cells of a matrix file, in the order of the file; raises ConfigErrors for any fault of its form."""
+    matrix = read_matrix(path, _Matrix)
     ids = [cell.id for cell in matrix.cells]
     twice = sorted({name for name in ids if ids.count(name) > 1})
     if twice:

@@ -178,6 +178,8 @@ def _eager(config: RunConfig, profile: Profile) -> str | None:
     """Why no step of an engine on a GPU can be captured in a graph, or None."""
     if config.rollout_tp * config.rollout_cp > 1 and profile.collectives == "host":
         return "its ranks exchange bytes through the host"
+    if config.rollout_cp > 1:
+        return "which pages a step takes from other ranks is found on the host"
     if config.probe:
         return "a probe reads what every op returns"
     if config.mode == "native":

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from datetime import datetime
 
 from rlk.plan.config import OPTIONS, RunConfig
+from rlk.plan.sampling import Sampling
 from rlk.plan.topology import Topology
 
 
@@ -18,10 +20,15 @@ def cell_id(config: RunConfig, train: Topology, rollout: Topology) -> str:
     parts = [f"tp{train.tp}_rtp{rollout.tp}", f"cp{train.cp}"]
     if rollout.cp > 1:
         parts.append(f"rcp{rollout.cp}")
-    parts.append(config.samplings[0].slug if len(set(config.samplings)) == 1 else "mixed")
+    parts.append(sampling_slug(config.samplings))
     if config.mode == "native":
         parts.append("native")
     return "-".join(parts)
+
+
+def sampling_slug(samplings: Sequence[Sampling]) -> str:
+    """The part of an id that names the sampling, such as `t0.7-p0.95-koff`, or `mixed`."""
+    return samplings[0].slug if len(set(samplings)) == 1 else "mixed"
 
 
 def new_run_id(cell: str, now: datetime, token: str) -> str:

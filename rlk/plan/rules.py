@@ -125,6 +125,17 @@ def _cache_holds_a_sequence(case: Case) -> str | None:
     )
 
 
+@_reads("rollout_cp")
+def _pages_are_cut_evenly(case: Case) -> str | None:
+    cp, head = case.config.rollout_cp, case.shape.head_dim
+    if head % cp == 0:
+        return None
+    return (
+        f"{case.said('rollout_cp')}: allowed is a degree that divides the model's head_dim {head}: a rank keeps 1 / CP "
+        "of every KV page, which vLLM can only be told as shorter heads"
+    )
+
+
 @_reads("temperature", "mix", "mode")
 def _stock_sampler_takes_the_temperature(case: Case) -> str | None:
     odd = [s.temperature for s in case.config.samplings if s.temperature and not 0.01 <= s.temperature <= 2]
@@ -197,8 +208,8 @@ def not_built(config: RunConfig, profile: Profile) -> Iterator[str]:
 
     The only place that knows: what gets built later loses its line here and nothing else changes.
     """
-    if config.rollout_cp > 1:
-        yield f"{OPTIONS['rollout_cp'].flag} {config.rollout_cp}: this version runs 1 only; `rlk plan` shows the plan"
+    if config.rollout_cp > 1 and profile.device == "cuda" and config.mode == "native":
+        yield f"{OPTIONS['rollout_cp'].flag} {config.rollout_cp}: native mode on cuda runs 1 only"
 
 
 def _divisors(ranks: int) -> str:

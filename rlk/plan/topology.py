@@ -16,7 +16,8 @@ VOCABULARY_MULTIPLE = 128 * VIRTUAL
 
 @dataclass(frozen=True)
 class Topology:
-    """Degrees of tensor and context parallelism; rank = tp_rank * cp + cp_rank."""
+    """Degrees of tensor and context parallelism. In the trainer rank = tp_rank * cp + cp_rank; in an engine vLLM's own
+    order, rank = cp_rank * tp + tp_rank."""
 
     tp: int
     cp: int

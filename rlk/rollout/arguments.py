@@ -43,6 +43,7 @@ def engine_arguments(plan: Plan) -> dict[str, Any]:
         "generation_config": "vllm",  # else unset fields are filled from the checkpoint's generation_config.json
         "logprobs_mode": "processed_logprobs",  # after temperature, top-k and top-p
         "tensor_parallel_size": plan.rollout.tp,
+        "prefill_context_parallel_size": plan.rollout.cp,
         "distributed_executor_backend": "external_launcher",
         "distributed_timeout_seconds": timeout,
         "cpu_distributed_timeout_seconds": timeout,
@@ -103,6 +104,7 @@ def expected_settings(plan: Plan) -> dict[str, Any]:
         "worker.attention_layers": plan.shape.layers,
         "worker.weights_dtype": ["torch.bfloat16"],
         "worker.kv_cache.dtype": "torch.bfloat16",
+        "worker.kv_cache.bytes_per_token": plan.shape.kv_bytes(plan.rollout.tp, plan.rollout.cp),
         "worker.logprobs_mode": "processed_logprobs",
         "worker.max_num_seqs": limits.max_num_seqs,
         "worker.max_num_batched_tokens": limits.max_num_batched_tokens,

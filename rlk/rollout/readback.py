@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -29,6 +30,19 @@ def process_settings() -> dict[str, Any]:
         "versions": {name: version(name) for name in PACKAGES},
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(ENVIRONMENT)},
     }
+
+
+def bytes_per_token(runner: Any) -> int:
+    """Bytes that one token of one page takes on this rank, over all layers, from the live cache tensors.
+
+    The first axis of a cache counts pages; how many tokens a page stands for is the scheduler's to say.
+    """
+    tokens: int = runner.kv_caches[0].shape[0] * runner.cache_config.block_size
+    held: int = sum(cache.numel() * cache.element_size() for cache in runner.kv_caches)
+    whole, rest = divmod(held, tokens)
+    if rest:
+        raise ValueError(f"KV caches of {len(runner.kv_caches)} layers: no whole number of bytes for {tokens} tokens")
+    return whole
 
 
 def worker_settings(worker: Any) -> dict[str, Any]:
@@ -63,7 +77,8 @@ def worker_settings(worker: Any) -> dict[str, Any]:
         "attention_layers": len(layers),
         "weights_dtype": sorted({str(w.dtype) for w in model.weights.values()}),
         "logits_columns": model.shape.vocab_size,
-        "kv_cache": {"dtype": dtype, "shape": list(shape)},
+        "kv_cache": {"dtype": dtype, "shape": list(shape), "bytes_per_token": bytes_per_token(runner)},
+        "partitioned": asdict(runner.model.context_parallel.counts),
         "max_num_seqs": runner.max_num_reqs,
         "max_num_batched_tokens": runner.max_num_tokens,
         "max_model_len": runner.max_model_len,

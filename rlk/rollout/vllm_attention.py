@@ -7,10 +7,11 @@ the canonical kernel, or torch's own attention in native mode.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
+from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -23,21 +24,8 @@ from vllm.v1.attention.backend import (
 
 from rlk.kernels import attention
 from rlk.model.native import sdpa
-
-
-@dataclass(frozen=True)
-class PagedBatch:
-    """One step's requests. T tokens, R requests, B pages of the longest request.
-
-    query_first int32 [R + 1]; seq_lens int32 [R], with this step's tokens; block_table int32 [R, B]; slots int64 [T].
-    """
-
-    tokens: int
-    query_first: torch.Tensor
-    seq_lens: torch.Tensor
-    block_table: torch.Tensor
-    slots: torch.Tensor
-
+from rlk.rollout.context_parallel import ContextParallel, ShardedBatch
+from rlk.rollout.paging import PagedBatch
 
 PagedCore = Callable[[torch.Tensor, torch.Tensor, PagedBatch], torch.Tensor]
 """q [T, H, D], cache [blocks, HK, block, 2D], the step's requests -> [T, H, D]."""
@@ -54,6 +42,8 @@ def native_core(q: torch.Tensor, cache: torch.Tensor, batch: PagedBatch) -> torc
     first = batch.query_first.tolist()
     for r, length in enumerate(batch.seq_lens.tolist()):
         rows = slice(first[r], first[r + 1])
+        if rows.start == rows.stop:
+            continue
         pages = cache[batch.block_table[r, : -(-length // cache.shape[2])].long()]
         kv = pages.transpose(1, 2).flatten(0, 1)[:length]
         positions = torch.arange(length - (rows.stop - rows.start), length, device=q.device)
@@ -63,6 +53,8 @@ def native_core(q: torch.Tensor, cache: torch.Tensor, batch: PagedBatch) -> torc
 
 class PagedImpl(AttentionImpl):  # type: ignore[misc]
     """One layer's attention; `core` comes from the model through the layer's constructor."""
+
+    supports_pcp = True
 
     def __init__(
         self,
@@ -109,9 +101,14 @@ class PagedImpl(AttentionImpl):  # type: ignore[misc]
         """Fills output [T, H, D]; the memory profiling run at start-up comes without requests and gets zeros."""
         if attn_metadata is None:
             return output.zero_()
-        n = attn_metadata.tokens
-        attention.write_pages(key[:n], value[:n], kv_cache, attn_metadata.slots[:n])
-        output[:n] = self.core(query[:n], kv_cache, attn_metadata)
+        batch = attn_metadata
+        if isinstance(batch, ShardedBatch):
+            pages, batch = batch.update(layer.layer_name, key, value), batch.own
+        else:
+            pages = kv_cache
+            attention.write_pages(key[: batch.tokens], value[: batch.tokens], pages, batch.slots[: batch.tokens])
+        output[: batch.tokens] = self.core(query[: batch.tokens], pages, batch)
+        output[batch.tokens :] = 0  # padding: nobody reads it, but what lies in memory may be no number
         return output
 
 
@@ -124,13 +121,22 @@ class PagedBatchBuilder(AttentionMetadataBuilder[PagedBatch]):  # type: ignore[m
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.block = kv_cache_spec.block_size
+        layers = vllm_config.compilation_config.static_forward_context
+        self.layers = {name: layers[name] for name in layer_names}
+        self.context_parallel: ContextParallel
+        (self.context_parallel,) = {layer.context_parallel for layer in self.layers.values()}
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> PagedBatch:
         """See vLLM. The common prefix is not used: a query row never depends on its neighbours."""
         m = common_attn_metadata
-        return PagedBatch(m.num_actual_tokens, m.query_start_loc, m.seq_lens, m.block_table_tensor, m.slot_mapping)
+        batch = PagedBatch(m.num_actual_tokens, m.query_start_loc, m.seq_lens, m.block_table_tensor, m.slot_mapping)
+        if self.context_parallel.group.size == 1:
+            return batch
+        caches = {name: layer.kv_cache for name, layer in self.layers.items()}
+        return self.context_parallel.share(batch, self.block, caches, prefill=m.max_query_len > 1)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> PagedBatch:
         """A step to capture; each request is one token long, so that no page that nobody wrote is read."""
@@ -171,3 +177,16 @@ class PagedBackend(AttentionBackend):  # type: ignore[misc]
     ) -> tuple[int, ...]:
         """[blocks, HK, block, 2D]: keys, then values."""
         return num_blocks, num_kv_heads, block_size, 2 * head_size
+
+
+class ShardedAttention(Attention):  # type: ignore[misc]
+    """vLLM's layer with pages of which this rank keeps 1 / size, see rlk.rollout.paging.as_runs."""
+
+    def __init__(self, *args: Any, context_parallel: ContextParallel, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.context_parallel = context_parallel
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        """vLLM's spec with heads of D / size, so that a page takes 1 / size of its bytes."""
+        spec, size = super().get_kv_cache_spec(vllm_config), self.context_parallel.group.size
+        return replace(spec, head_size=self.head_size // size, head_size_v=self.head_size_v // size)

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.distributed import get_tp_group
+from vllm.distributed import get_pcp_group, get_tp_group
 from vllm.forward_context import get_forward_context
-from vllm.model_executor.layers.attention import Attention
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from rlk.kernels.collectives.base import Alone
+from rlk.kernels.collectives.base import Alone, Collective
 from rlk.kernels.collectives.connect import connect
 from rlk.model import checkpoint
 from rlk.model.native import NativeOps
@@ -22,7 +21,9 @@ from rlk.model.parallel import ParallelContext
 from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.derive import Plan
-from rlk.rollout.vllm_attention import PagedBackend, PagedBatch, canonical_core, native_core
+from rlk.rollout.context_parallel import ContextParallel
+from rlk.rollout.paging import PagedBatch
+from rlk.rollout.vllm_attention import PagedBackend, ShardedAttention, canonical_core, native_core
 
 PLAN_KEY = "rlk_plan"
 """Where vLLM's additional_config carries the plan: the one channel by which it reaches worker and model."""
@@ -34,16 +35,29 @@ def plan_of(vllm_config: Any) -> Plan:
 
 
 def rollout_context(plan: Plan) -> ParallelContext:
-    """This rank's place in the engine; its peers meet over vLLM's own tensor-parallel group."""
-    group, words = get_tp_group(), "tensor parallel group of an engine"
+    """This rank's place in the engine, over vLLM's own groups: engine rank = cp_rank * TP + tp_rank."""
+    timeout_s = plan.profile.timeouts.collective_s
+    return ParallelContext(
+        _join(plan.transport, get_tp_group(), "tensor parallel group of an engine", timeout_s),
+        _join(plan.transport, get_pcp_group(), "context parallel group of an engine", timeout_s),
+    )
+
+
+def _join(transport: str, group: Any, name: str, timeout_s: float) -> Collective:
     if group.world_size == 1:
-        return ParallelContext(Alone())
-    return ParallelContext(connect(plan.transport, group.cpu_group, words, plan.profile.timeouts.collective_s))
+        return Alone()
+    return connect(transport, group.cpu_group, name, timeout_s)
 
 
-def step_rows(metadata: Mapping[str, PagedBatch], requests: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def step_batch() -> PagedBatch | None:
+    """The step that vLLM runs now; None in the memory profiling run at start-up."""
+    metadata: Mapping[str, PagedBatch] | None = get_forward_context().attn_metadata
+    return next(iter(metadata.values())) if metadata else None
+
+
+def step_rows(batch: PagedBatch, requests: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample id of every token row of a step, int64 [T], and the last row of every request, int64 [R]."""
-    first = next(iter(metadata.values())).query_first.to(torch.int64)[: len(requests) + 1]
+    first = batch.query_first.to(torch.int64)[: len(requests) + 1]
     ids = torch.tensor([int(request.partition("-")[0]) for request in requests], device=first.device)
     return ids.repeat_interleave(first.diff()), first[1:] - 1
 
@@ -67,8 +81,9 @@ class RolloutQwen3(nn.Module):
         device = torch.device(plan.profile.device)
         with set_default_torch_dtype(torch.float32):
             self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len, device=device)
+        self.context_parallel = ContextParallel(self.qwen3.context.cp)
         self.attention = nn.ModuleList(
-            Attention(
+            ShardedAttention(
                 shape.heads // tp,
                 shape.head_dim,
                 shape.head_dim**-0.5,
@@ -77,6 +92,7 @@ class RolloutQwen3(nn.Module):
                 prefix=f"model.layers.{i}.self_attn.attn",
                 attn_backend=PagedBackend,
                 core=native_core if native else canonical_core,
+                context_parallel=self.context_parallel,
             )
             for i in range(shape.layers)
         )
@@ -111,16 +127,24 @@ class RolloutQwen3(nn.Module):
         self.forwards += 1
         if intermediate_tensors is not None or inputs_embeds is not None:
             raise ValueError("pipeline stages and embedded prompts are not supported: send token ids to one stage")
+        ids, positions, batch = input_ids.to(torch.int64), positions.to(torch.int64), step_batch()
+        cut = self.context_parallel.taken(batch)
         if self.recorder is not None:
-            self._announce(self.recorder, positions)
-        return self.qwen3.forward(input_ids.to(torch.int64), positions.to(torch.int64), self._attend)
+            self._announce(self.recorder, batch, positions, None if cut is None else cut.rows[: cut.own])
+        if cut is None:
+            return self.qwen3.forward(ids, positions, self._attend)
+        hidden = self.qwen3.forward(ids[cut.rows], positions[cut.rows], self._attend)
+        return cut.whole(hidden, "hidden states")
 
-    def _announce(self, recorder: Recorder, positions: torch.Tensor) -> None:
-        """Tells whose rows come; the memory profiling run at start-up has no requests and is not recorded."""
+    def _announce(
+        self, recorder: Recorder, batch: PagedBatch | None, positions: torch.Tensor, rows: torch.Tensor | None
+    ) -> None:
+        """Tells whose rows come, those of a cut step alone; the memory profiling run at start-up has no requests and is
+        not recorded."""
         recorder.end()
-        if get_forward_context().attn_metadata:
-            sample, head = step_rows(get_forward_context().attn_metadata, self.request_ids())
-            recorder.begin("rollout", sample, positions[: sample.numel()], head)
+        if batch is not None:
+            sample, head = step_rows(batch, self.request_ids())
+            recorder.begin("rollout", sample, positions[: sample.numel()], head, rows)
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         """Logits bf16 [T, vocabulary], the real columns only, on every rank."""

@@ -19,6 +19,7 @@ from rlk.kernels.proof_shared import prove_once
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
 from rlk.model.products import attention_shape, products
+from rlk.rollout.context_parallel import Partitioned
 from rlk.rollout.messages import Counters
 from rlk.rollout.readback import worker_settings
 from rlk.rollout.sampling import Applied, applied_of
@@ -69,7 +70,8 @@ class RankWorker(Worker):  # type: ignore[misc]
     def counters(self) -> Counters:
         """Events of this worker; the engine adds what only it sees."""
         sampler = self._canonical_sampler
-        return replace(self.events, sampler_calls=sampler.calls if sampler else 0)
+        partitioned = self._model.context_parallel.counts.steps
+        return replace(self.events, sampler_calls=sampler.calls if sampler else 0, partitioned_steps=partitioned)
 
     def take_applied(self) -> dict[int, Applied]:
         """Settings that the sampler used since the last call, by sample id."""
@@ -88,6 +90,7 @@ class RankWorker(Worker):  # type: ignore[misc]
         self._model.reload()
         self._model.record(probe, keep)
         self.events, self.applied = Counters(), {}
+        self._model.context_parallel.counts = Partitioned()
         if self._canonical_sampler:
             self.model_runner.sampler = CanonicalSampler(self.model_runner)
         set_random_seed(seed)

@@ -6,22 +6,22 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
 import pytest
 
-from rlk.driver.progress import LiveView
-from rlk.driver.run import Outcome, execute_in
-from rlk.driver.session import Session
+from rlk.driver.pool import Pool
+from rlk.driver.run import Outcome
 from rlk.evidence.record import Record
 from rlk.evidence.validate import validate
 from rlk.evidence.verdict import Validation
 from rlk.plan.cells import Cell
 from rlk.plan.derive import Plan
-from rlk.plan.naming import new_run_id
+from tests import engine_evidence
+from tests.gpus import lease_for
 from tests.plugin import ROOT, cells
 
 OUTPUT = "RLK_TEST_OUTPUT"
@@ -52,29 +52,18 @@ class CellRun:
 
 
 class Sessions:
-    """The one session that is alive; a plan of another profile ends it and starts its own."""
+    """Runs cells in one session after the other, see rlk.driver.pool."""
 
     def __init__(self, output: Path) -> None:
-        self.output = output
-        self._session: Session | None = None
+        self.pool = Pool(output, lease=lambda profile: lease_for(profile, os.environ))
 
     def run(self, cell: Cell, plan: Plan) -> CellRun:
         """A run of the plan from the initial state."""
-        run_id = new_run_id(plan.cell, datetime.now(), secrets.token_hex(2))
-        config = plan.config.model_copy(update={"output_root": str(self.output)})
-        plan = replace(plan, config=config).with_run_id(run_id)
-        with LiveView(sys.stderr, plan.config.steps) as watch:
-            if self._session is None or self._session.plan.profile != plan.profile:
-                self.stop()
-                self._session = Session(plan)
-                self._session.start(watch)
-            return CellRun(cell, plan, execute_in(self._session, plan, watch))
+        return CellRun(cell, *self.pool.run(plan, sys.stderr))
 
     def stop(self) -> None:
-        """Ends the session's processes."""
-        if self._session is not None:
-            session, self._session = self._session, None
-            session.stop()
+        """Ends the session's processes, and gives its GPUs back after that."""
+        self.pool.stop()
 
 
 @pytest.fixture(scope="session")
@@ -105,3 +94,12 @@ def report(record_property: Callable[[str, object], None]) -> Callable[[CellRun]
         record_property("mismatching_tokens", run.outcome.mismatching_tokens)
 
     return leave
+
+
+@pytest.fixture(scope="session")
+def engine_report(request: pytest.FixtureRequest) -> Iterator[Callable[[engine_evidence.Row], None]]:
+    """Notes what a line of matrices/engine.yaml gave; written at the end where that was asked for."""
+    rows: list[engine_evidence.Row] = []
+    yield rows.append
+    if rows and request.config.getoption("--write-engines"):
+        engine_evidence.write(rows)

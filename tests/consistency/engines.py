@@ -55,7 +55,7 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 8,
     "head_dim": 16,
-    "max_position_embeddings": 2048,
+    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"},
     "tie_word_embeddings": False,
@@ -85,9 +85,16 @@ def page_bytes(shape: ModelShape) -> int:
 
 
 def make_plan(
-    model: Path, *, budget: int, pages: int = 512, mode: Literal["consistency", "native"] = "consistency"
+    model: Path,
+    *,
+    budget: int,
+    pages: int = 512,
+    mode: Literal["consistency", "native"] = "consistency",
+    seqs: int = 12,
+    engines: int = 1,
+    longest: int = 136,
 ) -> Plan:
-    """A plan whose engine has one rank, `budget` tokens a step and `pages` KV pages."""
+    """Engines of one rank: `budget` tokens and `seqs` requests a step, `pages` KV pages, prompts up to `longest`."""
     shape = read_shape(str(model))
     profile = Profile.model_validate(
         {
@@ -96,13 +103,13 @@ def make_plan(
             "device": "cpu",
             "model": str(model),
             "prompts": os.devnull,
-            "max_prompt_len": 136,
+            "max_prompt_len": longest,
             "prompts_per_step": 3,
             "samples_per_prompt": 4,
             "engine": {
-                "max_engines": 1,
+                "max_engines": engines,
                 "kv_cache_bytes": pages * page_bytes(shape),
-                "max_num_seqs": 12,
+                "max_num_seqs": seqs,
                 "max_num_batched_tokens": budget,
                 "block_size": PAGE,
             },
@@ -134,12 +141,12 @@ class Outcome:
 
 
 @contextmanager
-def running(plan: Plan) -> Iterator[EngineRank]:
+def running(plan: Plan, number: int = 0) -> Iterator[EngineRank]:
     """A started one-rank engine in this process, which must have the plan's environment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    engine = EngineRank(plan.to_json(), 0, 0, 1, port)
+    engine = EngineRank(plan.to_json(), number, 0, 1, port)
     engine.start()
     try:
         yield engine
@@ -160,6 +167,11 @@ def one_by_one(engine: EngineRank, requests: Sequence[Request]) -> Outcome:
     for request in requests:
         engine.commit(0)
         parts.append(together(engine, [request]))
+    return joined(parts)
+
+
+def joined(parts: Sequence[Outcome]) -> Outcome:
+    """Samples one after the other, and the sums of the events."""
     columns = {name: [getattr(p.arrays, name) for p in parts] for name in parts[0].arrays.columns()}
     arrays = replace(parts[0].arrays, **{name: np.concatenate(pieces) for name, pieces in columns.items()})
     return Outcome(arrays, {name: sum(p.events[name] for p in parts) for name in parts[0].events})

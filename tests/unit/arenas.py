@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from rlk.kernels.collectives.arena import BLOCK_BYTES, HEADER_BYTES, Layout
+from rlk.kernels.collectives.arena import BLOCK_BYTES, HEADER_BYTES, PROGRESS_WORDS, Layout
 from rlk.kernels.collectives.turns import ArenaCollective
 from rlk.kernels.cuda import launch
 
@@ -43,7 +43,8 @@ def on_arenas(size: int, work: Callable[[ArenaCollective], T]) -> list[T]:
                 assert time.monotonic() < end, f"rank {rank} waited {WAIT_S} s, slots {header[slots].tolist()}"
                 time.sleep(0.0005)
 
-        return work(ArenaCollective("test", rank, layout, arenas[rank], addresses, wait))
+        progress = torch.zeros(PROGRESS_WORDS, dtype=torch.int32)
+        return work(ArenaCollective("test", rank, layout, arenas[rank], progress, addresses, wait))
 
     with mock.patch.object(launch, "run", locked), ThreadPoolExecutor(size) as pool:
         return list(pool.map(rank_of, range(size)))

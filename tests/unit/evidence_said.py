@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rlk.evidence import layout
+from rlk.evidence.partition import rows_key
 from rlk.evidence.plans import derived_record, topology_record
 from rlk.evidence.program import parameters
 from rlk.evidence.schemas import (
@@ -17,6 +18,7 @@ from rlk.evidence.schemas import (
     Fingerprints,
     Kernel,
     Memory,
+    Partitioned,
     Process,
     Readback,
     Repository,
@@ -54,6 +56,15 @@ def make_fingerprints(plan: Plan, version: int) -> Fingerprints:
     return Fingerprints(version=version, tensors=tensors, trainer=hashes, trainer_replicas_agree=True, engines=engines)
 
 
+def _partitioned(plan: Plan, rank: int, rows: int = 40) -> Partitioned:
+    """Two prefill steps of 40 rows together, evenly over the context-parallel ranks; none without any."""
+    cp, n = plan.rollout.cp, rows // plan.rollout.cp
+    if cp == 1:
+        return Partitioned(steps=0, rows=0, own_rows=0, own_key=0)
+    first = rank // plan.rollout.tp * n
+    return Partitioned(steps=2, rows=rows, own_rows=n, own_key=rows_key(0, [range(first, first + n)]))
+
+
 def manifest_fields(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
     pids = {role: 100 + number for number, role in enumerate(roles)}
     train = tuple(
@@ -73,6 +84,7 @@ def manifest_fields(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
                 pid=pids[layout.engine_role(engine, rank)],
                 kernels=KERNELS,
                 gpu=None,
+                partitioned=_partitioned(plan, rank),
                 **requested_engine(plan, engine, rank),
             )
             for rank in range(plan.engine_ranks)

@@ -66,7 +66,8 @@ def test_smoke_covers_degrees_and_samplings() -> None:
     assert len(plans) == len({plan.cell for plan in plans}) == 8
     assert {(plan.train.tp, plan.train.cp) for plan in plans} == set(TRAIN)
     assert {plan.rollout.tp for plan in plans} == set(DEGREES)
-    slugs = {plan.cell.split("-", 2)[2] for plan in plans}
+    assert {plan.rollout.cp for plan in plans} == {1, 2}
+    slugs = {plan.cell.split("-", 2)[2].removeprefix("rcp2-") for plan in plans}
     assert slugs == {"greedy", "t0.7-p0.95-koff", "t1.3-p0.99-k20", "mixed"}
     assert {"tp2_rtp4", "tp4_rtp2", "tp1_rtp1", "tp8_rtp1"} <= {plan.cell.split("-")[0] for plan in plans}
 

@@ -174,14 +174,9 @@ def test_help_is_a_pass(capsys: pytest.CaptureFixture[str], words: list[str]) ->
 
 
 @pytest.mark.parametrize("command", ["verify", "run"])
-def test_rollout_context_parallelism_is_refused_plainly(
-    plans: list[Plan], capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    assert main([command, "--rollout-cp", "2"]) == 2
-    assert capsys.readouterr().err.startswith("--rollout-cp 2: this version runs 1 only")
-    assert plans == []
-    assert main(["plan", command, "--rollout-cp", "2"]) == 0
-    assert "--rollout-cp 2: this version runs 1 only" in capsys.readouterr().out
+def test_rollout_context_parallelism_is_run(plans: list[Plan], command: str) -> None:
+    assert main([command, "--rollout-cp", "2"]) == 0
+    assert [plan.rollout.cp for plan in plans] == [2]
 
 
 def test_json_is_one_object_on_standard_output(plans: list[Plan], capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ Two, four and eight ranks; tensors that fill no block, that need several turns o
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,8 +52,8 @@ def test_bytes_are_moved_in_rank_order_whatever_their_type() -> None:
     tensors = [spread(4, 3, 5, seed=3), spread(4, 3, 5, seed=4).float(), torch.arange(60).view(4, 3, 5),
                torch.arange(60, dtype=torch.uint8).view(4, 15)[:, 1:], LEAVES[:4] > 0]  # fmt: skip
 
-    def both(c: object) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        return [(c.all_gather(t[c.rank], "gather"), c.all_to_all(t + c.rank, "exchange")) for t in tensors]  # type: ignore[attr-defined]
+    def both(c: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(c.all_gather(t[c.rank], "gather"), c.all_to_all(t + c.rank, "exchange")) for t in tensors]
 
     for rank, found in enumerate(on_arenas(4, both)):
         for t, (gathered, exchanged) in zip(tensors, found, strict=True):
@@ -70,6 +72,20 @@ def test_exact_sums_and_maxima_are_over_all_ranks() -> None:
         assert top.tolist() == [2**62, 5]
     with pytest.raises(TypeError, match=r"over torch.int64, got torch.float32"):
         on_arenas(2, lambda c: integer_sum(LEAVES[c.rank], c, "m"))
+
+
+@interpreted
+def test_the_host_sees_how_far_a_rank_has_come_and_where() -> None:
+    from rlk.kernels.collectives.arena import READ, SIGNALLED, STAGE
+    from tests.unit.arenas import on_arenas
+
+    def two(c: Any) -> tuple[list[int], str]:
+        c.all_gather(LEAVES[c.rank], "layers.0.kv")
+        c.gather_tree(LEAVES[c.rank], "layers.0.o")
+        words = c.progress.tolist()
+        return [words[SIGNALLED], words[READ]], c.stage(words[STAGE])
+
+    assert on_arenas(2, two) == [([2, 2], "layers.0.o")] * 2
 
 
 @interpreted

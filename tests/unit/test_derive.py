@@ -127,11 +127,15 @@ def test_fewer_ranks_give_smaller_topologies(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("rollout", [pair for pair in ROLLOUT if pair[1] > 1])
-def test_rollout_context_parallelism_is_planned_not_run(rollout: tuple[int, int]) -> None:
+def test_rollout_context_parallelism_makes_wider_engines(rollout: tuple[int, int]) -> None:
     plan = plan_of(((2, 4), rollout))
     assert (plan.rollout.cp, plan.engines) == (rollout[1], 8 // (rollout[0] * rollout[1]))
-    assert any(line.startswith(f"--rollout-cp {rollout[1]}: ") for line in plan.unbuilt)
-    assert plan_of(((2, 4), (rollout[0], 1))).unbuilt == ()
+    assert plan.unbuilt == ()
+
+
+def test_rollout_context_parallelism_cuts_the_heads() -> None:
+    with pytest.raises(ConfigErrors, match=r"--rollout-cp 8.*allowed is a degree that divides the model's head_dim 12"):
+        derive(RunConfig(tp=2, rollout_tp=1, rollout_cp=8), profile(), dataclasses.replace(SHAPE, head_dim=12))
 
 
 def test_greedy_plans_one_sample_a_prompt() -> None:

@@ -71,14 +71,44 @@ def test_selection_by_degrees_runs_that_cell(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout
 
 
-def test_hopper_tests_are_an_error_without_hopper(tmp_path: Path) -> None:
-    body = "import pytest\n@pytest.mark.h100\ndef test_needs_eight():\n    pass\n"
-    done = run(tmp_path, "-m", "h100", body=body)
-    if len(hopper_gpus()) >= 8:
-        assert done.returncode == 0
-    else:
-        assert done.returncode == pytest.ExitCode.USAGE_ERROR
-        assert "-m h100 needs 8 Hopper GPUs, this machine has" in done.stderr
+HARDWARE = """
+import pytest
+
+@pytest.mark.gpu
+def test_needs_one():
+    pass
+
+@pytest.mark.h100
+def test_needs_eight():
+    pass
+
+def test_needs_none():
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("expression", "marker", "count", "workers"),
+    [("h100", "h100", 8, "0"), ("gpu", "gpu", 1, "2"), ("not full", "gpu", 1, "0"), ("not full", "gpu", 1, "2")],
+)
+def test_hopper_tests_are_an_error_without_hopper(
+    tmp_path: Path, expression: str, marker: str, count: int, workers: str
+) -> None:
+    done = run(tmp_path, "-n", workers, "-m", expression, body=HARDWARE)
+    if len(hopper_gpus()) >= count:
+        pytest.fail("this machine has Hopper GPUs: hide them with CUDA_VISIBLE_DEVICES= to run the unit tests")
+    assert done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert f"-m {marker} needs {count} Hopper GPUs, this machine has" in done.stderr + done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "expression", ["not gpu and not h100", "not (gpu or h100)", "cpu or full or not (gpu or h100)"]
+)
+def test_hopper_tests_that_are_not_selected_are_no_error(tmp_path: Path, expression: str) -> None:
+    done = run(tmp_path, "-m", expression, body=HARDWARE)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 2 deselected" in done.stdout
 
 
 def test_unknown_markers_are_refused(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from tools.gpu.ranks import on_processes
 from tools.gpu.report import Report
 
 SIZES = (2, 4, 8)
+sizes = SIZES
+"""Those that are run."""
 ARENA = 4 << 20
 """Small, so that sums of a few megabytes take several turns."""
 REPLAYS = 60
@@ -38,7 +40,7 @@ def run(report: Report) -> None:
     """One entry a size; the four run with a setting of torch's allocator whose own memory CUDA IPC cannot export.
 
     A size that fails is the last: processes that wait for one another would take their whole time each."""
-    for size in SIZES:
+    for size in sizes:
         setting = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if size == 4 else {}
         name = f"{size} processes" + "".join(f", {key}={value}" for key, value in setting.items())
         report.check(name, lambda n=size, s=setting: on_processes(n, everything, SECONDS, s)[0])
@@ -140,8 +142,7 @@ def captured(c: IpcCollective, device: torch.device) -> str:
         graph.replay()
         outside = tree_all_reduce(x, c, "outside") if i % 3 == 0 else total
         found.append((total.clone(), gathered.clone(), last.clone(), outside.clone()))
-    with c.naming_timeouts():
-        torch.cuda.synchronize()
+    c.settle()
     for i, (a, b, z, o) in enumerate(found):
         whole = table[i % 6]
         expected = tree_sum(whole)
@@ -186,12 +187,12 @@ def stays_away(group: dist.ProcessGroup, device: torch.device) -> str:
     c = IpcCollective(group, "tensor parallel group", device, timeout_s=3.0, arena_bytes=ARENA)
     t, absent = torch.ones(1000, device=device), c.size - 1
     c.gather_tree(t, "layers.2.o")
-    torch.cuda.synchronize()
+    c.settle()
     said, began = f"rank {absent} stayed away", time.monotonic()
     if c.rank != absent:
         try:
-            with c.naming_timeouts():
-                c.gather_tree(t, "layers.3.down").tolist()
+            c.gather_tree(t, "layers.3.down")
+            c.settle()
         except CollectiveTimeoutError as error:
             said = str(error)
         else:

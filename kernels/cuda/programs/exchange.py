@@ -13,9 +13,10 @@ from rlk.kernels.collectives import arena
 from rlk.kernels.cuda.programs.arithmetic import INTERPRETED
 
 TURN = tl.constexpr(arena.TURN)
-DONE = tl.constexpr(arena.DONE)
-STAGE = tl.constexpr(arena.STAGE)
 FAILED = tl.constexpr(arena.FAILED)
+SIGNALLED = tl.constexpr(arena.SIGNALLED)
+READ = tl.constexpr(arena.READ)
+STAGE = tl.constexpr(arena.STAGE)
 FIRST_SLOT = tl.constexpr(arena.FIRST_SLOT)
 SLOT_WORDS = tl.constexpr(arena.SLOT_WORDS)
 LANES = tl.constexpr(max(arena.RANKS))
@@ -43,18 +44,24 @@ def put(source, data, header, piece, offset, length, each, half, WIDE: tl.conste
     tl.store(data + parity * known(half, WIDE) + p * known(each, WIDE) + i, words, mask=inside)
 
 
-@triton.jit(do_not_specialize=["stage", "rank", "size"])
-def signal(header, slots, stage, rank, size):
-    """What was put is there: adds 1 to this rank's slot in every peer's header. slots int64 [size]: their addresses."""
-    tl.store(header + STAGE, stage)
-    tl.store(header + TURN, tl.load(header + TURN) + 1)
+@triton.jit(do_not_specialize=["progress", "stage", "rank", "size"])
+def signal(header, slots, progress, stage, rank, size):
+    """What was put is there: adds 1 to this rank's slot in every peer's header.
+
+    slots int64 [size]: their addresses. progress: the address of this rank's progress, in the host's memory.
+    """
+    turn = tl.load(header + TURN) + 1
+    tl.store(header + TURN, turn)
+    host = progress.to(tl.pointer_type(tl.int32))
+    tl.store(host + STAGE, stage)
+    tl.store(host + SIGNALLED, turn)
     p = tl.arange(0, LANES)
     there = tl.load(slots + p, mask=p < size, other=0).to(tl.pointer_type(tl.int32))
     tl.atomic_add(there, 1, mask=(p < size) & (p != rank), sem="release", scope="sys")
 
 
 @triton.jit
-def begin(header, rank, size):
+def begin(header, progress, rank, size):
     """Every peer has signalled: takes their signals, once a launch; returns which half holds the turn's data.
 
     A wait that was given up ends the program here, and with it the process's work on the device: what a missing rank
@@ -71,15 +78,15 @@ def begin(header, rank, size):
         p = tl.arange(0, LANES)
         others = (p < size) & (p != rank)
         tl.atomic_add(header + FIRST_SLOT + p * SLOT_WORDS, -1, mask=others, sem="relaxed", scope="sys")
-        tl.store(header + DONE, turn)
+        tl.store(progress.to(tl.pointer_type(tl.int32)) + READ, turn)
     return ((turn - 1) & 1).to(tl.int64)
 
 
-@triton.jit(do_not_specialize=["rank", "size", "piece", "offset", "length", "block", "half"])
-def collect(header, arenas, out, rank, size, piece, offset, length, block, half, WIDE: tl.constexpr,
+@triton.jit(do_not_specialize=["progress", "rank", "size", "piece", "offset", "length", "block", "half"])
+def collect(header, progress, arenas, out, rank, size, piece, offset, length, block, half, WIDE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """out[p, offset + i] = word `block` + i of rank p's half. Grid: blocks of words, ranks."""
-    parity = begin(header, rank, size)
+    parity = begin(header, progress, rank, size)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < known(length, WIDE)
     p = tl.program_id(1).to(tl.int64)
@@ -107,11 +114,11 @@ def four(arenas, p, at, inside):
     return two(arenas, p, at, inside) + two(arenas, p + 2, at, inside)
 
 
-@triton.jit(do_not_specialize=["rank", "offset", "length", "block", "half"])
-def collect_tree(header, arenas, out, rank, offset, length, block, half, SIZE: tl.constexpr, WIDE: tl.constexpr,
-                 BLOCK: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["progress", "rank", "offset", "length", "block", "half"])
+def collect_tree(header, progress, arenas, out, rank, offset, length, block, half, SIZE: tl.constexpr,
+                 WIDE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """out[offset + i] = the tree over all ranks' fp32 words `block` + i. Grid: blocks of words, 1."""
-    parity = begin(header, rank, SIZE)
+    parity = begin(header, progress, rank, SIZE)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = i < known(length, WIDE)
     at = parity * known(half, WIDE) + known(block, WIDE) + i

@@ -1,0 +1,134 @@
+"""The matrix: every pair of topologies under every sampling setting, and which cells are run and which composed.
+
+A trainer sees tokens, log-probabilities and rewards only, an engine weights only. So where one row of pairs (a fixed
+train topology, every rollout topology) and one column (every train topology, a fixed rollout topology) make the same
+trajectory step by step, every other pair makes it too: it is composed of the one in its column and the one in its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from rlk.plan.cells import read_matrix
+from rlk.plan.derive import Plan, derive
+from rlk.plan.naming import sampling_slug
+from rlk.plan.profile import Profile, load_profile
+from rlk.plan.resolve import resolve
+from rlk.plan.shape import ModelShape, read_shape
+
+_STRICT = ConfigDict(frozen=True, extra="forbid", strict=True)
+How = Literal["run", "composed"]
+
+
+class Degrees(BaseModel):
+    """One topology, as a file says it."""
+
+    model_config = _STRICT
+
+    tp: Literal[1, 2, 4, 8]
+    cp: Literal[1, 2, 4, 8]
+
+
+class Through(BaseModel):
+    """The row and the column that are run for a composed setting."""
+
+    model_config = _STRICT
+
+    train: Degrees
+    rollout: Degrees
+
+
+class Topologies(BaseModel):
+    """matrices/topologies.yaml: both sides' topologies, and what all cells have in common."""
+
+    model_config = _STRICT
+
+    format: Literal["rlk.topologies/1"]
+    profile: str
+    options: dict[str, Any] = {}
+    """Option values of every cell, by field name."""
+    train: tuple[Degrees, ...] = Field(min_length=1)
+    rollout: tuple[Degrees, ...] = Field(min_length=1)
+    through: Through
+
+
+class Setting(BaseModel):
+    """One sampling setting of all pairs."""
+
+    model_config = _STRICT
+
+    sentence: str = Field(min_length=20)
+    config: dict[str, Any]
+    steps: int = Field(ge=2)
+    how: How
+
+
+class Samplings(BaseModel):
+    """matrices/sampling.yaml."""
+
+    model_config = _STRICT
+
+    format: Literal["rlk.samplings/1"]
+    settings: tuple[Setting, ...] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class MatrixCell:
+    """One pair of topologies under one setting. `sources`: ids of the two cells that a composed one follows from."""
+
+    plan: Plan
+    how: How
+    sources: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """What its configuration derives."""
+        return self.plan.cell
+
+    @property
+    def sampling(self) -> str:
+        """The setting's part of the id, such as `t0.7-p0.95-koff`."""
+        return sampling_slug(self.plan.config.samplings)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Both files together, on the profile and the model that the first one names."""
+
+    topologies: Topologies
+    samplings: Samplings
+    profile: Profile
+    shape: ModelShape
+
+    @staticmethod
+    def load(topologies: Path, samplings: Path, cwd: Path) -> Matrix:
+        """Reads both files and the profile; raises ConfigErrors for any fault of their form."""
+        first = read_matrix(topologies, Topologies)
+        profile = load_profile(first.profile, cwd)
+        return Matrix(first, read_matrix(samplings, Samplings), profile, read_shape(profile.model))
+
+    def cells(self) -> Iterator[MatrixCell]:
+        """All cells, those of one pair together, in an order in which a session moves as little as possible: an engine
+        takes seconds to start, a trainer's groups a fraction of one. Raises ConfigErrors for options out of range."""
+        for rollout in self.topologies.rollout:
+            for train in self.topologies.train:
+                for setting in self.samplings.settings:
+                    yield self._cell(train, rollout, setting)
+
+    def _cell(self, train: Degrees, rollout: Degrees, setting: Setting) -> MatrixCell:
+        plan, through = self._plan(train, rollout, setting), self.topologies.through
+        if setting.how == "run" or train == through.train or rollout == through.rollout:
+            return MatrixCell(plan, "run", ())
+        row, column = self._plan(through.train, rollout, setting), self._plan(train, through.rollout, setting)
+        return MatrixCell(plan, "composed", (row.cell, column.cell))
+
+    def _plan(self, train: Degrees, rollout: Degrees, setting: Setting) -> Plan:
+        degrees = {"tp": train.tp, "cp": train.cp, "rollout_tp": rollout.tp, "rollout_cp": rollout.cp}
+        said = {**self.topologies.options, **degrees, **setting.config, "steps": setting.steps}
+        config = resolve(said, {}, self.profile, self.shape, command="verify", first="cell")
+        return derive(config, self.profile, self.shape)
