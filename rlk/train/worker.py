@@ -92,7 +92,7 @@ class TrainWorker:
         """Takes the device back."""
         self.residence.restore(self.state)
 
-    def holdings(self) -> list[dict[str, Any]]:
+    def holdings(self) -> tuple[dict[str, Any], ...]:
         """What this rank holds while engines generate."""
         return self.residence.holdings(self.state, self.reference_bytes)
 
