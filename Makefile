@@ -1,5 +1,6 @@
-# make setup | verify | test | matrix | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or clang++, or set CXX).
-# make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12 (PYTHON=python3.12).
+# make setup | verify | test | matrix | h100 | engines | bench | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or
+# clang++, or set CXX). make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12
+# (PYTHON=python3.12).
 PYTHON ?= python3.11
 DEVICE ?= cpu
 VENV := .venv
@@ -13,7 +14,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test matrix engines faults mutants lint clean
+.PHONY: setup verify test matrix h100 engines bench faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -43,6 +44,13 @@ MATRIX ?=
 matrix: setup
 	$(BIN)/python -m tools.matrix $(MATRIX)
 
+# The same on eight Hopper GPUs, with native arms: writes docs/evidence/h100-matrix.json and docs/h100.md and goes on where the last
+# sitting ended. A part of it, or a rehearsal on fewer: make h100 H100="--minutes 8", or H100="--profile hopper-small --only mixed
+# --output build/rehearsal.json --page ''".
+h100: setup
+	$(BIN)/python -m tools.matrix --cells matrices/h100.yaml --native --runs runs/h100 \
+		--output docs/evidence/h100-matrix.json --page docs/h100.md $(H100)
+
 # Applies every fault on purpose and writes what caught it to docs/faults.md.
 faults: setup
 	$(BIN)/python -m pytest --write-faults tests/unit/test_faults.py tests/consistency/test_faults.py
@@ -51,17 +59,17 @@ faults: setup
 engines: setup
 	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
-# Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
+# Mutates the validator and writes docs/mutants.md; not in CI. Stopped and started again it goes on; one module with ONLY=checks/oracle.
 ONLY ?=
 mutants: setup
 	test -x build/mutants-venv/bin/python || $(PYTHON) -m venv build/mutants-venv
 	build/mutants-venv/bin/python -m pip install --quiet -r requirements/mutants.txt
-	build/mutants-venv/bin/python tools/mutants.py --python $(CURDIR)/$(BIN)/python $(ONLY)
+	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		build/mutants-venv/bin/python tools/mutants.py $(ONLY)
 
-# The CUDA forms under Triton's interpreter, and their compilation for Hopper: no GPU needed, minutes.
-test-cuda: setup
-	$(PIP) --no-deps triton==3.6.0
-	$(BIN)/python -m pytest tests/unit -k cuda
+# Every op beside the ordinary one, on a Hopper GPU: times and errors.
+bench: setup
+	$(BIN)/python -m tests.bench --out docs/evidence/bench.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -81,3 +81,41 @@ def _pair(own: Iterable[CellRecord]) -> str:
     ran = [one for one in found if one.how == "run"]
     good = sum(one.passed for one in found)
     return f"{good}, {len(ran)} run in {sum(one.seconds for one in ran):.0f} s" if found else "none"
+
+
+COSTS = """# Eight GPUs
+
+The cells of `matrices/h100.yaml` as `make h100` ran them, with what each cost beside the same cell with ordinary
+operators (native), from [evidence/{name}](evidence/{name}). {total}
+
+| cell | steps | tokens | mismatches | digest | seconds a step | native mismatches | native seconds a step | a rank |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def write_costs(path: Path, cells: Sequence[MatrixCell], evidence: MatrixEvidence, name: str) -> None:
+    """Writes the page of a flat list."""
+    path.write_text(costs(cells, evidence, name), encoding="utf-8")
+
+
+def costs(cells: Sequence[MatrixCell], evidence: MatrixEvidence, name: str) -> str:
+    """The text of the page of a flat list: every cell, also those that were not run."""
+    found = {one.id: one for one in evidence.cells}
+    ran = sum(cell.id in found for cell in cells)
+    total = f"{ran} of {len(cells)} cells were run, on {evidence.device}."
+    return COSTS.format(name=name, total=total) + "".join(_cost(cell.id, found.get(cell.id)) for cell in cells)
+
+
+def _cost(name: str, one: CellRecord | None) -> str:
+    if one is None:
+        return f"| {name} | not run | | | | | | | |\n"
+    digest = f"`{one.digest[:16]}`" if one.passed and one.digest else f"FAILED: {'; '.join(one.errors)[:120]}"
+    arm = one.native
+    native = (f"{arm.mismatches} of {arm.tokens}", _each(arm.step_seconds)) if arm else ("not run", "")
+    memory = ", ".join(f"{what} {count / 1e9:.2f} GB" for what, count in one.memory.items())
+    ours = (name, one.steps, one.tokens, one.mismatches, digest, _each(one.step_seconds))
+    return f"| {' | '.join(map(str, (*ours, *native, memory)))} |\n"
+
+
+def _each(seconds: Sequence[float]) -> str:
+    return ", ".join(f"{one:.1f}" for one in seconds)

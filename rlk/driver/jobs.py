@@ -11,9 +11,8 @@ from typing import Any, TextIO
 
 import aiohttp
 import ray
-import requests
 from ray.exceptions import AuthenticationError
-from ray.job_submission import JobStatus, JobSubmissionClient
+from ray.job_submission import JobSubmissionClient
 from ray.util.state import list_nodes
 from ray.util.state.exception import RayStateApiException
 
@@ -23,6 +22,9 @@ from rlk.plan.errors import ConfigErrors
 from rlk.plan.placement import Placement, placement
 
 POLL_S = 0.5
+LOST_S = 60
+"""How long a cluster may be out of reach before its job counts as lost."""
+UNREACHABLE = "UNREACHABLE"
 HOPPER = ("H100", "H200", "H800", "H20", "GH200")
 _NODE_SHARE = 0.001  # of a node's own resource, which only says which node
 
@@ -63,7 +65,7 @@ class Jobs:
             found = self.client._server_ray_version  # the public get_version is that of the protocol
         except AuthenticationError as error:
             raise self._refused("its token was refused: allowed is the cluster's, in RAY_AUTH_TOKEN") from error
-        except (ConnectionError, RuntimeError, requests.RequestException) as error:
+        except (RuntimeError, OSError) as error:
             raise self._refused(
                 "no Ray dashboard answers: allowed is the address that `ray start --head` prints for it, port 8265 "
                 "unless said otherwise; the cluster needs ray[default]"
@@ -79,7 +81,7 @@ class Jobs:
         """
         try:
             listed = list_nodes(address=self.address, detail=True, filters=[("state", "=", "ALIVE")])
-        except (RayStateApiException, ConnectionError, requests.RequestException) as error:
+        except (RayStateApiException, OSError) as error:
             raise self._refused("the cluster does not list its nodes: look at its dashboard's log") from error
         nodes = [Node(n.node_ip, n.is_head_node, n.resources_total) for n in listed]
         return fitting_node(plan, nodes, f"--ray-address {self.address}")
@@ -93,7 +95,7 @@ class Jobs:
                 runtime_env={"env_vars": dict(environment)},
                 entrypoint_resources={f"node:{node.ip}": _NODE_SHARE},
             )
-        except (RuntimeError, requests.RequestException) as error:
+        except (RuntimeError, OSError) as error:
             raise self._refused(f"the job was refused: {_one_line(error)}") from error
 
     def follow(self, name: str, out: TextIO) -> None:
@@ -108,19 +110,24 @@ class Jobs:
             out.write(lines)
             out.flush()
 
-    def end(self, name: str, limit_s: float | None = None) -> tuple[JobStatus, str]:
-        """The job's terminal state and Ray's sentence about it, waited for.
+    def end(self, name: str, limit_s: float | None = None) -> tuple[str, str]:
+        """The job's terminal state and Ray's sentence about it, waited for; UNREACHABLE where its cluster went away.
 
         Raises:
             TimeoutError: it had none within the limit.
         """
-        deadline = None if limit_s is None else time.monotonic() + limit_s
+        start = heard = time.monotonic()
         while True:
-            info = self.client.get_job_info(name)
-            if info.status.is_terminal():
-                return info.status, _one_line(info.message or "")
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(f"job {name} is {info.status} and did not end within {limit_s:g} s")
+            try:
+                info, heard = self.client.get_job_info(name), time.monotonic()
+            except (RuntimeError, OSError) as error:  # requests' errors are among the latter
+                if time.monotonic() - heard > LOST_S:
+                    return UNREACHABLE, f"the cluster stopped answering: {_one_line(error)}"
+            else:
+                if info.status.is_terminal():
+                    return info.status.value, _one_line(info.message or "")
+            if limit_s is not None and time.monotonic() - start > limit_s:
+                raise TimeoutError(f"job {name} did not end within {limit_s:g} s")
             time.sleep(POLL_S)
 
     def stop(self, name: str) -> None:

@@ -9,6 +9,14 @@ from rlk.evidence.documents import Count, Document, Part
 from rlk.plan.matrix import How, MatrixCell
 
 
+class NativeArm(Part):
+    """The same cell with ordinary operators: what it cost, and by how many tokens it was wrong."""
+
+    tokens: Count
+    mismatches: Count
+    step_seconds: tuple[float, ...]
+
+
 class CellRecord(Part):
     """One cell. A composed one compared no token and took no time; `sources` are the two that it follows from."""
 
@@ -33,6 +41,10 @@ class CellRecord(Part):
     memory: dict[str, int]
     """Bytes by what they are of; empty where none were measured."""
     errors: tuple[str, ...]
+    step_seconds: tuple[float, ...] = ()
+    """Of each step, where they were asked for: what one costs beside the native arm's."""
+    native: NativeArm | None = None
+    """Where it was asked for."""
 
 
 class MatrixEvidence(Document):

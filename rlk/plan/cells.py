@@ -27,6 +27,8 @@ class Cell(BaseModel):
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     sentence: str = Field(min_length=20)
     config: dict[str, Any]
+    variant: str = Field("", pattern=r"^[a-z0-9]*$")
+    """What the id says after that of the configuration, where two cells differ in steps or lengths only."""
     timeout_s: int = Field(ge=1)
     """Seconds after which the cell's run is ended and red."""
     seconds: float | None = Field(None, gt=0)
@@ -45,8 +47,9 @@ class Cell(BaseModel):
             plan = derive(resolve(self.config, {}, profile, shape, command="verify", first="cell"), profile, shape)
         except ConfigErrors as error:
             raise ConfigErrors(f"cell {self.id}: {line}" for line in error.errors) from error
-        if plan.cell != self.id:
-            raise ConfigErrors([f"cell {self.id}: its configuration is that of {plan.cell}: correct the id"])
+        derived = f"{plan.cell}-{self.variant}" if self.variant else plan.cell
+        if derived != self.id:
+            raise ConfigErrors([f"cell {self.id}: its configuration is that of {derived}: correct the id"])
         return plan
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlk.plan.cells import read_matrix
+from rlk.plan.cells import load_cells, read_matrix
 from rlk.plan.derive import Plan, derive
 from rlk.plan.naming import sampling_slug
 from rlk.plan.profile import Profile, load_profile
@@ -79,21 +79,37 @@ class Samplings(BaseModel):
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """One pair of topologies under one setting. `sources`: ids of the two cells that a composed one follows from."""
+    """One pair of topologies under one setting. `sources`: ids of the two cells that a composed one follows from.
+
+    Of a cell of a flat file: `variant` is what its id says beyond the plan's, `limit_s` the most seconds of one run.
+    """
 
     plan: Plan
     how: How
     sources: tuple[str, ...]
+    variant: str = ""
+    limit_s: int | None = None
 
     @property
     def id(self) -> str:
-        """What its configuration derives."""
-        return self.plan.cell
+        """What its configuration derives, and its variant."""
+        return f"{self.plan.cell}{self.variant and '-'}{self.variant}"
 
     @property
     def sampling(self) -> str:
-        """The setting's part of the id, such as `t0.7-p0.95-koff`."""
-        return sampling_slug(self.plan.config.samplings)
+        """The setting's part of the id, such as `t0.7-p0.95-koff`; cells of one setting make one trajectory."""
+        return f"{sampling_slug(self.plan.config.samplings)}{self.variant and '-'}{self.variant}"
+
+
+def listed(path: Path, cwd: Path, profile: str | None = None, only: str = "") -> list[MatrixCell]:
+    """The cells of a flat matrix file whose id contains `only`, in its order, on another profile where one is named.
+
+    Raises ConfigErrors for any fault of the file, the profile or a cell.
+    """
+    chosen = [cell for cell in load_cells(path) if only in cell.id]
+    if profile is not None:
+        chosen = [cell.model_copy(update={"profile": profile}) for cell in chosen]
+    return [MatrixCell(cell.plan(cwd), "run", (), cell.variant, cell.timeout_s) for cell in chosen]
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import requests
 from ray.job_submission import JobStatus
 
 from rlk import cli_submit
+from rlk.cli import main
 from rlk.cli_submit import judged, submit
 from rlk.driver import submission as submission_module
 from rlk.driver.jobs import Jobs, Node, fitting_node
@@ -45,6 +47,7 @@ class Client:
         self.stopped: list[str] = []
         self.states = [JobStatus.PENDING, JobStatus.RUNNING, JobStatus.SUCCEEDED]
         self.refusal: Exception | None = None
+        self.lost: Exception | None = None
         self.interrupt = False
 
     def submit_job(self, **job: Any) -> None:
@@ -59,6 +62,8 @@ class Client:
         raise RuntimeError("the connection closed")
 
     def get_job_info(self, name: str) -> Any:
+        if self.lost is not None:
+            raise self.lost
         return SimpleNamespace(status=self.states.pop(0) if len(self.states) > 1 else self.states[0], message="exit 1")
 
     def stop_job(self, name: str) -> None:
@@ -164,6 +169,33 @@ def test_state_of_the_job_is_waited_for_after_its_log_breaks_off(
     assert report is not None
     assert client.states == [JobStatus.SUCCEEDED]
     assert "step 1/2\nthe log of job rlk-one broke off: the connection closed\n" in capsys.readouterr().out
+
+
+def test_json_is_one_object_after_the_log_on_the_other_stream(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert main(["verify", "--ray-address", "127.0.0.1:8265", "--run-id", "one", "--json"]) == 1
+    captured = capfd.readouterr()
+    (line,) = captured.out.splitlines()
+    assert json.loads(line)["errors"] == [
+        f"{tmp_path}/runs/one: no sealed verdict: the job ended without one, or wrote it where this host sees nothing"
+    ]
+    assert "step 1/2\n" in captured.err
+
+
+@pytest.mark.parametrize("error", [requests.ConnectionError("refused"), RuntimeError("500")])
+def test_cluster_that_goes_away_is_red(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    monkeypatch.setattr("rlk.driver.jobs.LOST_S", 0)
+    client.lost = error
+    report = submit(plan_in(tmp_path), {}, wait=True)
+    assert report is not None
+    assert not report.passed
+    assert report.errors[0] == f"job rlk-one UNREACHABLE: the cluster stopped answering: {error}"
 
 
 def test_interrupt_stops_the_job_and_waits_for_its_end(client: Client, tmp_path: Path) -> None:
