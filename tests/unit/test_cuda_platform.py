@@ -13,9 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.unit.interpreted import NEEDS_TRITON
-
-pytestmark = NEEDS_TRITON
 ROOT = Path(__file__).parents[2]
 
 SCRIPT = """
