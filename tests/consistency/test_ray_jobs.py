@@ -223,8 +223,9 @@ def test_train_rank_and_rollout_worker_share_a_gpu(ray: Ray, tmp_path: Path) -> 
     plan["profile"] |= {"device": "cuda", "gpus": 2}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
     (tmp_path / "placed.py").write_text(PLACED)
-    python = f"{sys.executable} -P {tmp_path}/placed.py {tmp_path}/plan.json"
-    output = ray.job("submit", "--runtime-env-json", json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}}), "--", python)
+    environment = json.dumps({"env_vars": {"PYTHONPATH": str(ROOT)}})
+    python = [sys.executable, "-P", str(tmp_path / "placed.py"), str(tmp_path / "plan.json")]
+    output = ray.job("submit", "--runtime-env-json", environment, "--", *python)
     assert "\nGPUS " in output, output
     (gpus,) = (json.loads(line[5:].replace("'", '"')) for line in output.splitlines() if line.startswith("GPUS "))
     pairs = [tuple(gpus[i : i + 2]) for i in range(0, 8, 2)]
