@@ -112,7 +112,7 @@ class Recorder:
         """An input or output of the optimizer: fp32 [S, pieces, elements] by parameter, a fingerprint an atom."""
         for name, x in pieces.items():
             words = state.row_fingerprints(x.flatten(0, 1).contiguous()).view(x.shape[:2])
-            self._keep(f"optimizer/{kind}/{name}", words.numpy().view(np.uint64))
+            self._keep(f"optimizer/{kind}/{name}", words.cpu().numpy().view(np.uint64))
 
     def take(self) -> dict[str, npt.NDArray[Any]]:
         """Everything recorded since the last call, by the names of rlk.evidence.probe."""
@@ -125,13 +125,13 @@ class Recorder:
             raise ProbeError(f"probe: {op.name} has {x.shape[0]} rows, {rows} were announced")
         shards = self.context.shards if op.sharded else range(1)
         words = state.row_fingerprints(x[:rows].detach().flatten(1).contiguous(), len(shards), shards.start)
-        self._keep(f"{self._phase}/{op.name}", words.numpy().view(np.uint64))
+        self._keep(f"{self._phase}/{op.name}", words.cpu().numpy().view(np.uint64))
         if self._kept is not None and self._kept[0] == op.name:
             prefix = "head_" if op.head else ""
             place = zip(self._keys[f"{prefix}sample"].tolist(), self._keys[f"{prefix}position"].tolist(), strict=True)
             raw = x[[row for row, key in enumerate(place) if key == self._kept[1:]]].detach().flatten(1).contiguous()
             unsigned = {2: (torch.int16, np.uint16), 4: (torch.int32, np.uint32)}[raw.element_size()]
-            self._keep(f"row/{self._phase}/{op.name}", raw.view(unsigned[0]).numpy().view(unsigned[1]).copy())
+            self._keep(f"row/{self._phase}/{op.name}", raw.view(unsigned[0]).cpu().numpy().view(unsigned[1]).copy())
 
     def _keep(self, name: str, part: npt.NDArray[Any]) -> None:
         self._parts.setdefault(name, []).append(part)
