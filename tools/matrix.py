@@ -71,7 +71,9 @@ def _memory(outcome: Outcome) -> dict[str, int]:
     if not outcome.steps:
         return {}
     readback = Record(Path(outcome.run_dir)).manifest.readback
-    return {"kv cache": readback.engines[0][0].kv_cache_bytes}
+    train, engine = readback.train[0], readback.engines[0][0]
+    held = {f"{one.name} ({one.during_rollout})": one.bytes for one in train.holdings}
+    return {**held, "given back by the last offload": train.freed_bytes, "kv cache": engine.kv_cache_bytes}
 
 
 def _record(cell: MatrixCell, outcome: Outcome, code: str | None, seconds: float) -> CellRecord:

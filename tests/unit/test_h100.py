@@ -19,17 +19,12 @@ from rlk.driver.run import Outcome
 from rlk.evidence.matrix import MatrixEvidence
 from rlk.plan.cells import load_cells
 from rlk.plan.derive import Plan
-from rlk.plan.shape import ModelShape
 from rlk.plan.topology import DEGREES
-from tests.unit.tiny import SHAPE, profile
 from tools import matrix
 
 ROOT = Path(__file__).parents[2]
 CELLS = load_cells(ROOT / "matrices" / "h100.yaml")
-SIZES = {"layers": 36, "hidden": 4096, "intermediate": 12288, "heads": 32, "head_dim": 128, "vocab_size": 151936}
-QWEN3_8B = ModelShape(**{**vars(SHAPE), **SIZES, "max_positions": 40960, "tokenizer_len": None})
-LARGE = profile(device="cuda", gpus=8, engine={"kv_cache_bytes": 16 << 30})
-PLANS = [cell.plan_on(LARGE, QWEN3_8B) for cell in CELLS]
+PLANS = [cell.plan(ROOT) for cell in CELLS]
 CALL_S = 600
 
 FLAT = """
@@ -54,9 +49,17 @@ def test_every_pair_of_topologies_stands_in_it() -> None:
     assert len(found) == 40
 
 
+def test_model_has_the_sizes_of_qwen3_8b_and_every_rank_a_gpu() -> None:
+    for plan in PLANS:
+        shape = plan.shape
+        assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.vocab_size) == (36, 4096, 32, 8, 151936)
+        assert (plan.profile.gpus, plan.ranks) == (8, 8)
+        assert plan.unbuilt == ()
+
+
 def test_the_command_lines_come_first_and_the_long_one_before_them() -> None:
     long, first, second, *corners = PLANS[:6]
-    assert (long.config.max_response_len, long.max_model_len) == (6912, 6912 + LARGE.max_prompt_len)
+    assert (long.config.max_response_len, long.max_model_len) == (6912, 6912 + long.profile.max_prompt_len)
     assert [(p.train.tp, p.train.cp, p.rollout.tp, p.rollout.cp) for p in (long, first, second, *corners)] == [
         (2, 4, 4, 1),
         (2, 4, 4, 1),
