@@ -61,7 +61,7 @@ class Ray:
     environment: dict[str, str]
     profile: Path
 
-    def rlk(self, *words: str) -> subprocess.Popen[str]:
+    def rlk(self, *words: str, profile: Path | None = None) -> subprocess.Popen[str]:
         """The command line, on this cluster's address and profile."""
         command = [
             sys.executable,
@@ -72,7 +72,7 @@ class Ray:
             "--ray-address",
             self.address,
             "--profile",
-            str(self.profile),
+            str(profile or self.profile),
         ]
         return subprocess.Popen(
             [*command, "--output-root", str(self.runs)],
@@ -115,6 +115,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         "--dashboard-agent-listen-port": _port(),
         "--num-cpus": 16,
         "--num-gpus": 2,
+        "--resources": json.dumps({"accelerator_type:H100": 1}),
         "--object-store-memory": 256 << 20,
         "--temp-dir": Path("/tmp") / f"rlk-{secrets.token_hex(4)}",  # sockets there have at most 107 characters
     }
@@ -232,6 +233,20 @@ def test_train_rank_and_rollout_worker_share_a_gpu(ray: Ray, tmp_path: Path) -> 
     assert all(train == worker for train, worker in pairs), pairs
     assert sorted(train for train, _ in pairs) == ["0", "0", "1", "1"]
     assert f"LEFT {['INTENDED_USER_EXIT'] * 8}" in output
+
+
+def test_gpus_that_ray_gave_are_looked_at_before_the_run(ray: Ray) -> None:
+    """Ray gives a GPU that is not there; what a node has is known only on it."""
+    content = json.loads(ray.profile.read_text()) | {"device": "cuda", "gpus": 1}
+    path = ray.profile.with_name("blind.json")
+    path.write_text(json.dumps(content))
+    process = ray.rlk("verify", "--run-id", "blind", profile=path)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "CUDA_VISIBLE_DEVICES=0: 0: allowed are nothing: there is no GPU" in output
+    assert "job rlk-blind FAILED" in output
+    assert "no sealed verdict" in output
+    assert not (ray.runs / "blind").exists()
 
 
 def _lives(pid: int, started: float) -> bool:
