@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -108,7 +109,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RLK_"))}
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
     environment = {**kept, **token, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    dashboard = _port()
+    dashboard, sockets = _port(), Path("/tmp") / f"rlk-{secrets.token_hex(4)}"  # paths have at most 107 characters
     options = {
         "--port": _port(),
         "--dashboard-port": dashboard,
@@ -117,7 +118,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         "--num-gpus": 2,
         "--resources": json.dumps({"accelerator_type:H100": 1}),
         "--object-store-memory": 256 << 20,
-        "--temp-dir": Path("/tmp") / f"rlk-{secrets.token_hex(4)}",  # sockets there have at most 107 characters
+        "--temp-dir": sockets,
     }
     words = [word for name, value in options.items() for word in (name, str(value))]
     with (folder / "head.log").open("w") as log:
@@ -136,6 +137,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         head.wait(START_S)
         for child in psutil.wait_procs(children, timeout=START_S)[1]:
             child.kill()
+        shutil.rmtree(sockets, ignore_errors=True)
 
 
 def _answers(port: int, head: subprocess.Popen[bytes]) -> None:
