@@ -48,7 +48,7 @@ def submit(plan: Plan, env: Mapping[str, str], *, wait: bool) -> Report | None:
         record.unlink()
         raise
     run_dir = Path(plan.config.output_root) / plan.run_id
-    click.echo(f"submission  {name} on node {node.ip}", err=plan.config.as_json)
+    click.echo(f"submission  {name} on node {node.ip}")
     if not wait:
         click.echo(f"follow      ray job logs --follow --address {jobs.address} {name}")
         click.echo(f"verdict     rlk validate {run_dir}")
@@ -91,9 +91,9 @@ def _stop_s(plan: Plan) -> int:
 def _followed(jobs: Jobs, name: str, plan: Plan) -> tuple[str, str]:
     """The job's terminal state and message; its log meanwhile. An interrupt stops the job, waits for it and goes on."""
     try:
-        jobs.follow(name, sys.stderr if plan.config.as_json else sys.stdout)
+        jobs.follow(name, sys.stdout)
         status, message = jobs.end(name)
-        click.echo(f"job {name} {status}", err=plan.config.as_json)
+        click.echo(f"job {name} {status}")
         return status, message
     except KeyboardInterrupt:
         click.echo(f"stopping job {name}", err=True)

@@ -15,6 +15,7 @@ import requests
 from ray.job_submission import JobStatus
 
 from rlk import cli_submit
+from rlk.cli import main
 from rlk.cli_submit import judged, submit
 from rlk.driver import submission as submission_module
 from rlk.driver.jobs import Jobs, Node, fitting_node
@@ -168,6 +169,21 @@ def test_state_of_the_job_is_waited_for_after_its_log_breaks_off(
     assert report is not None
     assert client.states == [JobStatus.SUCCEEDED]
     assert "step 1/2\nthe log of job rlk-one broke off: the connection closed\n" in capsys.readouterr().out
+
+
+def test_json_is_one_object_after_the_log_on_the_other_stream(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan_in(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert main(["verify", "--ray-address", "127.0.0.1:8265", "--run-id", "one", "--json"]) == 1
+    captured = capfd.readouterr()
+    (line,) = captured.out.splitlines()
+    assert json.loads(line)["errors"] == [
+        f"{tmp_path}/runs/one: no sealed verdict: the job ended without one, or wrote it where this host sees nothing"
+    ]
+    assert "step 1/2\n" in captured.err
 
 
 @pytest.mark.parametrize("error", [requests.ConnectionError("refused"), RuntimeError("500")])
