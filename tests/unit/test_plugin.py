@@ -9,11 +9,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
+from tests import plugin
 from tests.plugin import ROOT, cells, hopper_gpus
 
 STAND_IN = """
@@ -89,7 +92,7 @@ def test_needs_none():
 
 @pytest.mark.parametrize(
     ("expression", "marker", "count", "workers"),
-    [("h100", "h100", 8, "0"), ("gpu", "gpu", 1, "2"), ("not full", "gpu", 1, "0"), ("not full", "gpu", 1, "2")],
+    [("h100", "h100", 8, "2"), ("not full", "gpu", 1, "0"), ("not full", "gpu", 1, "2")],
 )
 def test_hopper_tests_are_an_error_without_hopper(
     tmp_path: Path, expression: str, marker: str, count: int, workers: str
@@ -102,13 +105,32 @@ def test_hopper_tests_are_an_error_without_hopper(
     assert "skipped" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    "expression", ["not gpu and not h100", "not (gpu or h100)", "cpu or full or not (gpu or h100)"]
-)
-def test_hopper_tests_that_are_not_selected_are_no_error(tmp_path: Path, expression: str) -> None:
-    done = run(tmp_path, "-m", expression, body=HARDWARE)
+def test_hopper_tests_that_are_not_selected_are_no_error(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "not (gpu or h100)", body=HARDWARE)
     assert done.returncode == 0, done.stdout
     assert "1 passed, 2 deselected" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("expression", "refused"),
+    [
+        ("gpu", True),
+        ("cpu or h100", True),
+        ("gpu and not h100", True),
+        ("not gpu and not h100 and not full", False),
+        ("not (gpu or h100)", False),
+        ("not h100", False),
+        ("full and cpu", False),
+        ("", False),
+    ],
+)
+def test_expression_that_asks_for_hardware_is_refused_at_once(
+    monkeypatch: pytest.MonkeyPatch, expression: str, refused: bool
+) -> None:
+    monkeypatch.setattr(plugin, "hopper_gpus", lambda: [])
+    config = SimpleNamespace(option=SimpleNamespace(markexpr=expression))
+    with pytest.raises(pytest.UsageError, match="Hopper GPUs, this machine has 0") if refused else nullcontext():
+        plugin.pytest_configure(config)  # type: ignore[arg-type]
 
 
 def test_unknown_markers_are_refused(tmp_path: Path) -> None:
