@@ -23,6 +23,7 @@ from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, NativeArm, composed, problems, record
 from rlk.evidence.record import Record
 from rlk.plan.derive import Plan, derive
+from rlk.plan.errors import ConfigErrors
 from rlk.plan.matrix import Matrix, MatrixCell, listed
 from tools import matrix_page
 
@@ -150,7 +151,10 @@ def main(
     wanted = [cell for cell in ready if cell.id not in done or (native and done[cell.id].native is None)]
     wanted.sort(key=lambda cell: cell.id in failed)  # what failed is tried again after what was not tried yet
     if wanted:
-        refuse(wanted[0].plan, os.environ)
+        try:
+            refuse(wanted[0].plan, os.environ)
+        except ConfigErrors as error:
+            raise click.UsageError(str(error)) from error
     pool = Pool(Path(runs))
     try:
         for i, cell in enumerate(wanted):

@@ -82,6 +82,15 @@ def test_mixed_batch_has_nucleus_and_top_k_both_and_neither() -> None:
     assert kinds == set(product((True, False), repeat=2))
 
 
+def test_page_says_of_every_cell_what_ran() -> None:
+    """No machine of this kind runs the unit tests: the page must follow from the evidence that is there, or none."""
+    file = ROOT / "docs" / "evidence" / "h100-matrix.json"
+    none = MatrixEvidence(command="", device="", versions={}, cells=())
+    evidence = MatrixEvidence.from_json(file.read_text(), file.name) if file.exists() else none
+    cells = matrix.listed(ROOT / "matrices" / "h100.yaml", ROOT)
+    assert (ROOT / "docs" / "h100.md").read_text() == matrix.matrix_page.costs(cells, evidence, file.name)
+
+
 class Pool:
     """Stands in for the real one: runs nothing, and fails or hangs where it is told to."""
 
@@ -179,6 +188,19 @@ def test_cell_over_its_limit_is_red_and_the_next_one_runs(pool: type[Pool], tmp_
     assert code == 1
     assert found["tp2_rtp2-cp4-greedy"]["errors"] == ["tp2_rtp2-cp4-greedy: not done within 1 s"]
     assert found["tp1_rtp1-cp8-greedy"]["passed"]
+
+
+def test_machine_that_is_refused_runs_nothing(
+    pool: type[Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    (tmp_path / "flat.yaml").write_text(FLAT)
+    words = ["--cells", str(tmp_path / "flat.yaml"), "--output", str(tmp_path / "out.json"), "--page", ""]
+    done = CliRunner().invoke(matrix.main, words)
+    assert done.exit_code == 2
+    assert "RAY_ADDRESS=10.0.0.1:6379: a cluster is joined only where" in done.output
+    assert pool.ran == []
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_rehearsal_runs_the_cells_on_another_profile(pool: type[Pool], tmp_path: Path) -> None:
