@@ -1,4 +1,4 @@
-# make setup | verify | test | matrix | h100 | engines | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or
+# make setup | verify | test | matrix | h100 | engines | bench | faults | lint.  Needs Python 3.11 and a C++17 compiler (g++ or
 # clang++, or set CXX). make setup DEVICE=cuda installs vLLM's official CUDA wheels instead, on Python 3.11 or 3.12
 # (PYTHON=python3.12).
 PYTHON ?= python3.11
@@ -14,7 +14,7 @@ REQUIREMENTS_cpu := $(addprefix requirements/,cpu.txt ray-jobs.txt dev.txt build
 REQUIREMENTS_cuda := $(addprefix requirements/,cuda.txt dev.txt)
 REQUIREMENTS := $(or $(REQUIREMENTS_$(DEVICE)),$(error DEVICE=$(DEVICE): allowed is cpu or cuda))
 
-.PHONY: test-cuda setup verify test matrix h100 engines faults mutants lint clean
+.PHONY: setup verify test matrix h100 engines bench faults mutants lint clean
 
 setup: $(STAMP)
 
@@ -59,17 +59,17 @@ faults: setup
 engines: setup
 	$(BIN)/python -m pytest -m "full or not full" --write-engines tests/consistency/test_engine_matrix.py
 
-# Mutates the validator and prints what no test notices; not in CI. Hours: name a module, as in make mutants ONLY=checks/oracle.
+# Mutates the validator and writes docs/mutants.md; not in CI. Stopped and started again it goes on; one module with ONLY=checks/oracle.
 ONLY ?=
 mutants: setup
 	test -x build/mutants-venv/bin/python || $(PYTHON) -m venv build/mutants-venv
 	build/mutants-venv/bin/python -m pip install --quiet -r requirements/mutants.txt
-	build/mutants-venv/bin/python tools/mutants.py --python $(CURDIR)/$(BIN)/python $(ONLY)
+	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+		build/mutants-venv/bin/python tools/mutants.py $(ONLY)
 
-# The CUDA forms under Triton's interpreter, and their compilation for Hopper: no GPU needed, minutes.
-test-cuda: setup
-	$(PIP) --no-deps triton==3.6.0
-	$(BIN)/python -m pytest tests/unit -k cuda
+# Every op beside the ordinary one, on a Hopper GPU: times and errors.
+bench: setup
+	$(BIN)/python -m tests.bench --out docs/evidence/bench.json
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from rlk.cli_output import Report
+from rlk.driver.errors import RunError
 from rlk.driver.joined import JoinedCluster
 from rlk.driver.processes import interruptible
 from rlk.driver.refusals import gpu_refusals
@@ -16,7 +17,8 @@ from rlk.plan.errors import ConfigErrors
 
 
 def run_job(record: Path) -> Report:
-    """Runs what was submitted, as a job of the cluster; the report goes to the job's log.
+    """Runs what was submitted, as a job of the cluster; the report goes to the job's log. Where it could not join or
+    found no room, that is the report, and there is no run directory.
 
     Raises:
         ConfigErrors: versions, checkout or files are not those of the submitting side, or a GPU is refused.
@@ -33,8 +35,10 @@ def run_job(record: Path) -> Report:
             refused = list(gpu_refusals(plan, cluster.gpus())) if plan.profile.device == "cuda" else []
             if refused:
                 raise ConfigErrors(refused)
-        except BaseException:
+        except BaseException as error:
             cluster.stop()
+            if isinstance(error, RunError):
+                return Report(errors=(str(error),))
             raise
     outcome = execute(plan, verify=plan.config.command == "verify", out=sys.stdout, job=Job(cluster, submission))
     return Report(**{name: getattr(outcome, name) for name in Report.__dataclass_fields__})

@@ -15,22 +15,36 @@ ROWS = ROOT / "docs" / "evidence" / "faults.json"
 DOCUMENT = ROOT / "docs" / "faults.md"
 SCHEMA = "rlk.faults/1"
 _NEVER_COUNTED = {"injected", "verdict", "seal"}  # red for every fault alike: they do not see what was done
-
-_REST = "## Mutants"
+_MANY = 8  # red checks, above which they are counted
+_AGAINST = " against "  # between the ranks of a place
+UNPLACED = {
+    "gradient-zeroed": "every train rank does the same, and no rank computes it twice",
+    "lr-zero": "every train rank takes the same rate",
+    "master-not-exported": "every train rank keeps its weights, and the engines get the same",
+    "nan-on-one-rank": "the run stops in that step, and the manifest names the rank",
+}
+"""Faults of one side in which no two ranks compute different bits of one thing, and why."""
 
 HEAD = """# Faults on purpose
 
 A check that cannot fail shows nothing. `rlk verify --inject NAME[@STEP]` breaks a run on purpose, in one step or in
 all; only a test profile (`"test": true`, as tiny-cpu has) takes it without `--confirm-inject`. The manifest's notes
 and the verdict name the fault, and the check `injected` keeps such a run from ever passing, whatever else is red. The
-registry is `rlk/plan/faults.py`.
+registry is `rlk/plan/faults.py`; [evidence.md](evidence.md) says what each check reads, and what an op of the probe is.
 
-Written by the tests that apply every fault (`make faults`); a test holds that no fault lacks a row, that each is
-caught by the checks that the registry names, and that this page is what the rows give. *One process*: two engines and
-a trainer whose ranks are threads, in `tests/unit/one_process.py`, with the product's model, sampler, trainer and
-validator. *Live engines*: Ray and vLLM. *Recorded run*: a finished record, changed and judged anew. A fault of the
-rollout side acts in engine 0 alone; `both` in both engines alike, where equal bytes see nothing and only the
-independent oracle does ([evidence.md](evidence.md)).
+This page is written by the tests that apply every fault (`make faults`; rows in `docs/evidence/faults.json`). A test
+holds that no fault lacks a row, that each is caught by the checks that the registry names, that nine of ten are
+located, and that this page is what the rows give. That tests notice changes of the validator's own code is shown in
+[mutants.md](mutants.md).
+
+- **Applied to.** *One process*: two engines and a trainer whose ranks are threads, in `tests/unit/one_process.py`, with
+  the product's model, sampler, trainer and validator. *Live engines*: Ray and vLLM. *Recorded run*: a finished record,
+  changed and judged anew.
+- **Acts in.** A fault of the rollout side acts in engine 0 alone, one of the train side in the trainer alone. `both` is
+  both sides alike, where equal bytes see nothing and only the independent oracle does; of a recorded run it is the
+  record.
+- **Located at.** All but the recorded runs are run with `--probe`: op, position, sample, token, and the ranks that have
+  either word. Two owners of a row, one on each side, cannot outvote each other, so the place names both.
 
 """
 
@@ -46,7 +60,7 @@ class Row:
 
 
 def row(fault: Fault, proof: str, verdict: Validation) -> Row:
-    """The row of a verdict; the place is that of the first check that the registry names."""
+    """The row of a verdict; the place is the probe's, else that of the first check that the registry names."""
     caught = tuple(c.name for c in verdict.checks if not c.passed and c.name not in _NEVER_COUNTED)
     return Row(fault.name, proof, caught, _located(fault, verdict))
 
@@ -61,10 +75,18 @@ def _located(fault: Fault, verdict: Validation) -> str:
     parts = [failure.place, failure.where]
     if probe is not None and probe.left is not None and probe.right is not None:
         sides = sorted(side.source.split(", ")[0] for side in (probe.left, probe.right))
-        parts.append(" against ".join(sides))
-    elif "difference begins after them" in check.message:
-        parts.append("after the logits: sampling rules")
+        parts.append(_AGAINST.join(sides))
     return ", ".join(part for part in parts if part)
+
+
+def by_probe(row: Row) -> bool:
+    """Whether the place names the ranks that differ, which only the probe does."""
+    return _AGAINST in row.located
+
+
+def one_sided(row: Row) -> bool:
+    """Whether ranks computed something else than others: what a probe can see."""
+    return BY_NAME[row.name].side != "both" and row.name not in UNPLACED
 
 
 def read() -> list[Row]:
@@ -83,29 +105,33 @@ def write(new: Sequence[Row]) -> None:
     ROWS.parent.mkdir(parents=True, exist_ok=True)
     body = {"schema": SCHEMA, "rows": [asdict(one) for one in kept]}
     ROWS.write_text(f"{json.dumps(body, indent=1)}\n", encoding="utf-8")
-    rest = DOCUMENT.read_text(encoding="utf-8").partition(_REST)[2] if DOCUMENT.exists() else ""
-    DOCUMENT.write_text(page(kept) + (f"\n{_REST}{rest}" if rest else ""), encoding="utf-8")
+    DOCUMENT.write_text(page(kept), encoding="utf-8")
 
 
 def page(rows: Sequence[Row]) -> str:
-    """The text of docs/faults.md up to the end of the table; what follows in the file is written by hand."""
-    lines = ["| fault | what is done | acts in | applied to | red checks | located at |", "|---|---|---|---|---|---|"]
+    """The text of docs/faults.md."""
+    lines = [
+        "| fault | what is done | acts in | applied to | caught by | also red | located at |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for one in rows:
         fault = BY_NAME[one.name]
-        checks = " ".join(f"`{name}`" for name in one.caught_by)
-        lines.append(f"| `{one.name}` | {fault.sentence} | {fault.side} | {one.proof} | {checks} | {one.located} |")
+        named = [f"`{name}`" for name in one.caught_by if name in fault.caught_by]
+        others = [f"`{name}`" for name in one.caught_by if name not in fault.caught_by]
+        also = " ".join(others) if len(others) <= _MANY else f"{len(others)} more: nothing could be read"
+        cells = (f"`{one.name}`", fault.sentence, fault.side, one.proof, " ".join(named), also, one.located)
+        lines.append(f"| {' | '.join(cells)} |")
     return f"{HEAD}{_summary(rows)}\n\n" + "\n".join(lines) + "\n"
 
 
 def _summary(rows: Sequence[Row]) -> str:
     caught = {one.name for one in rows if set(BY_NAME[one.name].caught_by) <= set(one.caught_by)}
-    one_side = [one for one in rows if one.proof == "one process" and BY_NAME[one.name].side != "both"]
-    by_op = [one for one in one_side if " against " in one.located]
-    after = [one for one in one_side if "after the logits" in one.located]
+    seen = {one.name for one in rows if one_sided(one)}
+    located = {one.name for one in rows if by_probe(one)}
     sentences = (
-        f"{len(caught)} of {len(FAULTS)} faults are caught.",
-        f"Of the {len(one_side)} that break one side of a computation in one process, the probe locates {len(by_op)}",
-        f"to op, rank and token (or atom), and {len(after)} to the token and the sampling rules, which come after the",
-        "last op that it records.",
+        f"**{len(caught)} of {len(FAULTS)} faults are caught.** Of the {len(seen)} in which some ranks compute",
+        f"something else than others, the probe locates **{len(seen & located)}** to op, rank and token (or atom of",
+        "the optimizer).",
+        *(f"`{name}` has no such place: {reason}." for name, reason in UNPLACED.items()),
     )
     return "\n".join(sentences)

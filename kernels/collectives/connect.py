@@ -23,12 +23,13 @@ def connect(transport: str, group: dist.ProcessGroup, name: str, timeout_s: floa
     """
     if transport not in TRANSPORTS.values():
         raise ValueError(f"transport {transport!r}: allowed is {' or '.join(TRANSPORTS.values())}")
-    if transport == "cuda-ipc":
-        from rlk.kernels.collectives.ipc import IpcCollective  # here: it needs Triton and CUDA, which a CPU lacks
+    with torch.device("cpu"):  # vLLM makes its own device torch's default while it builds a model
+        if transport == "cuda-ipc":
+            from rlk.kernels.collectives.ipc import IpcCollective  # here: it needs Triton and CUDA, which a CPU lacks
 
-        return IpcCollective(group, name, torch.device("cuda", torch.cuda.current_device()), timeout_s)
-    host = SharedMemoryCollective(GlooCollective(group, name), name, timeout_s)
-    return host if transport == "shared-memory" else HostStaged(host)
+            return IpcCollective(group, name, torch.device("cuda", torch.cuda.current_device()), timeout_s)
+        host = SharedMemoryCollective(GlooCollective(group, name), name, timeout_s)
+        return host if transport == "shared-memory" else HostStaged(host)
 
 
 def transport_of(*groups: Collective) -> str:

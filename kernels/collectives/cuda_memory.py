@@ -114,6 +114,6 @@ class SideStream:
         """One 32-bit word on the device, after what was written before."""
         call(driver.cuMemsetD32Async, driver.CUdeviceptr(address), value, 1, self.stream)
 
-    def wait(self) -> None:
-        """Until all of it is done."""
-        call(driver.cuStreamSynchronize, self.stream)
+    def close(self) -> None:
+        """Gives the stream back."""
+        call(driver.cuStreamDestroy, self.stream)

@@ -6,13 +6,11 @@ a GPU are time-sliced, and a spinning one costs whole slices.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -20,11 +18,11 @@ from rlk.kernels.collectives import cuda_memory
 from rlk.kernels.collectives.arena import FAILED, HEADER_BYTES, PROGRESS_WORDS, Layout
 from rlk.kernels.collectives.base import CollectiveTimeoutError
 from rlk.kernels.collectives.gloo import GlooCollective
+from rlk.kernels.collectives.mapping import common_memory
 from rlk.kernels.collectives.turns import ArenaCollective
-from rlk.kernels.collectives.watch import Release, Watch, Words
+from rlk.kernels.collectives.watch import Release, Watch
 
 ARENA_BYTES = 64 << 20
-PATH_BYTES = 200
 OPEN = 1 << 20
 """What a slot is set to when its rank is given up: no number of signals that a rank can be ahead."""
 POLL_S = 50e-6
@@ -57,34 +55,32 @@ class IpcCollective(ArenaCollective):
         slots = [self._address + 4 * layout.slot(p) for p in self._opened]
         addresses = [self._opened.get(p, self._address) for p in range(layout.size)]
         self._condition = cuda_memory.Wait(slots)
-        progress = torch.zeros(PROGRESS_WORDS, dtype=torch.int32, pin_memory=True)
+        progress = torch.zeros(PROGRESS_WORDS, dtype=torch.int32, device="cpu", pin_memory=True)
         super().__init__(name, rank, layout, arena, progress, addresses, self._enqueue)
         self._context = cuda_memory.SideStream.here()
-        table = self._shared_table()
+        words = common_memory(self._meeting, name, 4 * PROGRESS_WORDS * layout.size).view(torch.int32)
+        table = words.view(layout.size, PROGRESS_WORDS).numpy()
         self._watch = Watch(name, rank, progress.numpy(), table, timeout_s, self.stage, self._releasing)
+        self._all_come("opening the arenas")
 
-    def _shared_table(self) -> Words:
-        """int32 [ranks, 3], zero, the same memory in every process; its file is gone when this returns."""
-        with tempfile.NamedTemporaryFile(prefix="rlk-", dir="/dev/shm") as file:
-            shape = (self._meeting.size, PROGRESS_WORDS)
-            file.truncate(4 * shape[0] * shape[1])
-            said = torch.frombuffer(bytearray(file.name.encode().ljust(PATH_BYTES)), dtype=torch.uint8)
-            path = bytes(self._meeting.all_gather(said, "opening the table")[0].tolist()).decode().rstrip()
-            table: Words = np.memmap(path, dtype=np.int32, mode="r+", shape=shape)
-            self._meeting.all_gather(torch.zeros(1), "opening the arenas")  # of rank 0's file, before it goes
-        return table
+    def _all_come(self, stage: str) -> None:
+        self._meeting.all_gather(torch.zeros(1, device="cpu"), stage)  # vLLM makes the GPU torch's default device
 
-    def _releasing(self) -> Release:
+    @contextmanager
+    def _releasing(self) -> Iterator[Release]:
         """What ends a wait whose rank stays away: the mark first, at which the program after it stops."""
-        side = cuda_memory.SideStream(self._context)
+        side, given_up = cuda_memory.SideStream(self._context), False
 
         def release(absent: list[int]) -> None:
+            nonlocal given_up
+            given_up = True
             side.write(self._address + 4 * FAILED, 1)
             for p in absent:
                 side.write(self._address + 4 * self.layout.slot(p), OPEN)
-            side.wait()
 
-        return release
+        yield release
+        if not given_up:  # else the context ends with the program that stops, and its streams with it
+            side.close()
 
     def _meet(self, device: torch.device) -> dict[int, int]:
         """The peers' arenas in this process, by rank; notes which ranks share a device."""
@@ -135,8 +131,8 @@ class IpcCollective(ArenaCollective):
         """Gives the arena back, once every rank has come to this point."""
         self._watch.stop()
         torch.cuda.synchronize(self.device)
-        self._meeting.all_gather(torch.zeros(1), "closing the arenas")
+        self._all_come("closing the arenas")
         for address in self._opened.values():
             cuda_memory.close_handle(address)
-        self._meeting.all_gather(torch.zeros(1), "freeing the arenas")
+        self._all_come("freeing the arenas")
         cuda_memory.free(self._address)

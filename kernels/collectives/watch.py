@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from rlk.kernels.collectives.arena import READ, SIGNALLED, STAGE
 log = logging.getLogger(__name__)
 Words = npt.NDArray[np.int32]
 Release = Callable[[list[int]], None]
+Releasing = Callable[[], AbstractContextManager[Release]]
 GRACE_S = 5.0
 EXIT_CODE = 70
 """EX_SOFTWARE of sysexits.h: how a process ends whose driver cannot be reached any more."""
@@ -38,13 +40,13 @@ class Watch:
     """Ends a wait that lasts longer than `timeout_s`: notes in `error` who is missing and where, then releases it.
 
     own: int32 words SIGNALLED, READ and STAGE, written by the device. table: [ranks, 3], a row a rank, written by the
-    ranks' watches. stage: the name of a number. releasing: makes, in a thread of its own, what lets the stream go on
-    into a program that stops there; where it is not done within `grace_s`, `end` is called.
+    ranks' watches. stage: the name of a number. releasing: gives, in a thread of its own, what lets the stream go on
+    into a program that stops there; where that is not done within `grace_s`, `end` is called.
     """
 
     def __init__(
         self, name: str, rank: int, own: Words, table: Words, timeout_s: float, stage: Callable[[int], str],
-        releasing: Callable[[], Release], *, grace_s: float = GRACE_S, end: Callable[[str], None] = end_process,
+        releasing: Releasing, *, grace_s: float = GRACE_S, end: Callable[[str], None] = end_process,
     ) -> None:  # fmt: skip
         self.name, self.rank, self.own, self.table = name, rank, own, table
         self.timeout_s, self.stage, self.grace_s, self.end = timeout_s, stage, grace_s, end
@@ -94,9 +96,9 @@ class Watch:
         if not self._released.wait(self.grace_s):
             self.end(self.error)
 
-    def _release(self, releasing: Callable[[], Release]) -> None:
-        release = releasing()
-        self._give_up.wait()
-        if self.error:
-            release(self._absent)
-            self._released.set()
+    def _release(self, releasing: Releasing) -> None:
+        with releasing() as release:
+            self._give_up.wait()
+            if self.error:
+                release(self._absent)
+                self._released.set()

@@ -6,11 +6,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -36,7 +38,8 @@ class JoinedCluster(Cluster):
         """Joins, and reserves room for all ranks; does nothing where that is done.
 
         Raises:
-            RunError: this process is no job of a Ray, or the node has no room for all ranks within the start's limit.
+            RunError: this process is no job of a Ray, Ray does not take it, or the node had no room for all ranks
+                within the start's limit.
         """
         if self._group is not None:
             return
@@ -46,7 +49,11 @@ class JoinedCluster(Cluster):
         quiet()
         self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
         # Names of actors are those of a namespace: another run on the same cluster has the same.
-        ray.init(address=address, namespace=f"rlk-{self.plan.run_id}", log_to_driver=False, configure_logging=False)
+        options = {"namespace": f"rlk-{self.plan.run_id}", "log_to_driver": False, "configure_logging": False}
+        try:
+            ray.init(address=address, **options)
+        except (RuntimeError, ConnectionError) as error:  # Ray's words for another Python or Ray than its own
+            raise RunError(f"joining the Ray at {address}: {' '.join(str(error).split())[:400]}") from error
         node = ray.util.get_node_ip_address()
         gpus = sum(n["Resources"].get("GPU", 0) for n in ray.nodes() if n["Alive"] and n["NodeManagerAddress"] == node)
         self._placement = placement(self.plan, int(gpus))
@@ -59,7 +66,11 @@ class JoinedCluster(Cluster):
             raise RunError(f"placement: node {node} had no {total} free within {limit} s: other jobs hold them")
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that Ray gave to the bundles, each once; none on a CPU."""
+        """The GPUs that Ray gave to the bundles, each once; none on a CPU.
+
+        Raises:
+            RunError: a bundle did not say within the start's limit.
+        """
         assert self._placement is not None
         if not self._placement.gpus:
             return ()
@@ -68,7 +79,11 @@ class JoinedCluster(Cluster):
         asked = [
             ask.options(num_cpus=0, num_gpus=self._placement.actor_gpus, **self._bundle(s)).remote() for s in slots
         ]
-        found = ray.get(asked, timeout=self.plan.profile.timeouts.start_s)
+        limit = self.plan.profile.timeouts.start_s
+        try:
+            found = ray.get(asked, timeout=limit)
+        except GetTimeoutError as error:
+            raise RunError(f"placement: no answer within {limit} s to which GPUs were given") from error
         return visible_gpus({VISIBLE: ",".join(dict.fromkeys(gpu for ids in found for gpu in ids))})
 
     def _options(self, slot: int, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -92,8 +107,9 @@ class JoinedCluster(Cluster):
         for actor in self.actors():
             if actor.state == "DEAD":
                 continue
-            if actor.pid and psutil.pid_exists(actor.pid):
-                self.ledger.name(actor.pid, actor.name)  # one that never answered is not recorded yet
+            if actor.pid:  # one that never answered is not recorded yet
+                with suppress(psutil.NoSuchProcess):  # it ended meanwhile: nothing is left to own
+                    self.ledger.name(actor.pid, actor.name)
             ray.kill(self.handles[actor.name])
         if self._group is not None:
             remove_placement_group(self._group)

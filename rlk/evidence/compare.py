@@ -75,7 +75,7 @@ def _first_op(a: Record, b: Record, step: int, names: Names) -> str | None:
         sides = list(_sides(names, phase, probes))
         if phase == "backward" and any(native):
             continue  # autograd's gradients are not recorded
-        for op in program(phase, shape.layers, leaves=not any(native)):
+        for op in program(phase, shape.layers, native=any(native)):
             search.op(op, sides)
         if search.place is not None:
             return f"step {step} {phase} {search}"

@@ -23,7 +23,8 @@ def element(place: Place, sides: Sequence[Side]) -> str | None:
     if not len(wrong):
         return None
     at = int(wrong[0])
-    said = f"{place.odd.sources[0]} {_value(left[at])}, {place.common.sources[0]} {_value(right[at])}"
+    values = [_value(word[at], place.op) for word in (left, right)]
+    said = f"{place.odd.sources[0]} {values[0]}, {place.common.sources[0]} {values[1]}"
     return f"element {at} of {len(left)}: {said} [{len(wrong)} elements of the row]"
 
 
@@ -48,7 +49,9 @@ def _shard(row: NDArray[np.unsignedinteger], place: Place, side: Side, probe: Pr
     return mine
 
 
-def _value(word: np.unsignedinteger) -> str:
-    """A bf16 or fp32 word as its value and its bits."""
+def _value(word: np.unsignedinteger, op: str) -> str:
+    """A bf16 or fp32 word as its value and its bits; a word of settings or of a key, which have more kinds, as bits."""
+    if op in ("settings", "key"):
+        return f"0x{int(word):08x}"
     wide = np.uint32(word) << np.uint32(16) if word.dtype == np.uint16 else np.uint32(word)
     return f"{wide.view(np.float32)} 0x{int(word):0{2 * word.dtype.itemsize}x}"

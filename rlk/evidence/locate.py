@@ -14,9 +14,11 @@ import numpy as np
 from rlk.evidence.arrays import I64
 from rlk.evidence.element import element
 from rlk.evidence.place import Place, Side, Word
-from rlk.evidence.probe import U64
-from rlk.evidence.program import STATES, Op, replicated
+from rlk.evidence.probe import U64, Probe
+from rlk.evidence.program import STATES, Kept, Op, backward, forward, parameters, replicated
 from rlk.evidence.samples import token_keys, token_of
+from rlk.plan.derive import Plan
+from rlk.plan.topology import VIRTUAL
 
 
 @dataclass
@@ -33,27 +35,25 @@ class Search:
 
     def op(self, op: Op, sides: Sequence[Side]) -> int:
         """Compares one op over all sides; returns how many of its rows the first side and another have."""
-        compared, wrong, place = 0, set[int](), None
-        for shard in range(8) if op.sharded else (None,):
-            table = _Table.of(_rows(op, sides, shard))
-            compared = max(compared, table.shared)
-            wrong |= set(table.wrong.tolist())
-            key = table.first
-            if key is not None and (place is None or (key,) < (place[0],)):
-                place = key, shard, table.words(key)
+        table = _Table.of(_rows(op, sides))
+        # Ranks may hold some shards of a row only: a row counts as often as the shard that most rows share.
+        compared = int(np.bincount(table.shared % VIRTUAL).max(initial=0))
         self.rows += compared
-        if place is not None:
-            sample, position = token_of(place[0])
-            found = Place(op.name, place[1], sample, position, None, *place[2])
-            self._found(found, len(wrong), None if self.place else element(found, sides))
+        if table.first is not None:
+            token, shard = divmod(table.first, VIRTUAL)
+            sample, position = token_of(token)
+            words = table.words(table.first, op.kept)
+            place = Place(op.name, shard if op.sharded else None, sample, position, None, *words)
+            wrong = len(np.unique(table.wrong // VIRTUAL))
+            self._found(place, wrong, None if self.place else element(place, sides))
         return compared
 
     def atoms(self, name: str, parameter: str, sides: Sequence[Side]) -> None:
         """Compares one state of the optimizer for one parameter, atom by atom."""
         table = _Table.of(_atoms(f"optimizer/{name}/{parameter}", parameter, sides))
-        self.rows += table.shared
+        self.rows += len(table.shared)
         if table.first is not None:
-            shard, piece = divmod(table.first, 8)
+            shard, piece = divmod(table.first, VIRTUAL)
             whole = replicated(parameter)
             words = table.words(table.first)
             place = Place(f"{name} of {parameter}", None if whole else shard, None, None, piece, *words)
@@ -84,14 +84,15 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Table:
-    """All rows of one op (and shard), sorted by key. `start` is where each distinct key begins."""
+    """All rows of one op, sorted by key. `start` is where each distinct key begins; `shared` are the keys that the
+    first side and another have, `wrong` those with different words."""
 
     sources: tuple[str, ...]
     key: I64
     word: U64
     source: I64
     start: I64
-    shared: int
+    shared: I64
     wrong: I64
 
     @classmethod
@@ -104,19 +105,19 @@ class _Table:
         key, word, source = key[order], word[order], source[order]
         start = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.empty(0, np.int64)
         if not len(start):
-            return cls((), key, word, source, start, 0, key)
+            return cls((), key, word, source, start, key, key)
         side = np.array([p.side for p in kept])[source]
         shared = (np.minimum.reduceat(side, start) == 0) & (np.maximum.reduceat(side, start) > 0)
         wrong = np.maximum.reduceat(word, start) != np.minimum.reduceat(word, start)
         names = tuple(p.source for p in kept)
-        return cls(names, key, word, source, start, int(shared.sum()), key[start[wrong]])
+        return cls(names, key, word, source, start, key[start[shared]], key[start[wrong]])
 
     @property
     def first(self) -> int | None:
         """The lowest key on which words differ."""
         return int(self.wrong[0]) if len(self.wrong) else None
 
-    def words(self, key: int) -> tuple[Word, Word]:
+    def words(self, key: int, kept: Kept | None = None) -> tuple[Word, Word]:
         """The word that most ranks have for a key, and the first other one."""
         rows = slice(int(np.searchsorted(self.key, key)), int(np.searchsorted(self.key, key, side="right")))
         found: dict[int, list[str]] = {}
@@ -126,17 +127,17 @@ class _Table:
                 names.append(self.sources[source])
         # Ranks vote, not passes: one rank that was wrong in two passes is still one.
         common, odd, *_ = sorted(found.items(), key=lambda item: -len({name.split(" ")[-1] for name in item[1]}))
-        return Word(tuple(common[1]), common[0]), Word(tuple(odd[1]), odd[0])
+        return Word(tuple(common[1]), common[0], kept), Word(tuple(odd[1]), odd[0], kept)
 
 
-def _rows(op: Op, sides: Sequence[Side], shard: int | None) -> Iterator[_Part]:
-    """What every rank that holds the shard (all ranks, for an op that is not sharded) recorded of an op."""
+def _rows(op: Op, sides: Sequence[Side]) -> Iterator[_Part]:
+    """What every rank recorded of an op; the key of a word is that of its token, then its shard (0 where not cut)."""
     for number, side in enumerate(sides):
         for probe in side.probes:
             sample, position, words = probe.rows(side.phase, op)
-            column = 0 if shard is None else shard - probe.shard0
-            if 0 <= column < words.shape[1]:
-                yield _Part(number, f"{side.name} {probe.role}", token_keys(sample, position), words[:, column])
+            shards = np.arange(words.shape[1]) + (probe.shard0 if op.sharded else 0)
+            keys = token_keys(sample, position)[:, None] * VIRTUAL + shards
+            yield _Part(number, f"{side.name} {probe.role}", keys.ravel(), words.ravel())
 
 
 def _atoms(name: str, parameter: str, sides: Sequence[Side]) -> Iterator[_Part]:
@@ -144,7 +145,7 @@ def _atoms(name: str, parameter: str, sides: Sequence[Side]) -> Iterator[_Part]:
         for probe in side.probes:
             words = probe.arrays[name]
             shards = np.arange(words.shape[0]) + (0 if replicated(parameter) else probe.shard0)
-            keys = shards[:, None] * 8 + probe.piece0 + np.arange(words.shape[1])
+            keys = shards[:, None] * VIRTUAL + probe.piece0 + np.arange(words.shape[1])
             yield _Part(number, f"{side.name} {probe.role}", keys.ravel().astype(np.int64), words.ravel())
 
 
@@ -154,3 +155,23 @@ def search_states(search: Search, sides: Sequence[Side], names: Iterable[str]) -
     for state in STATES:
         for parameter in parameters:
             search.atoms(state, parameter, sides)
+
+
+def search_step(plan: Plan, probes: Sequence[Probe]) -> tuple[Search, int]:
+    """Everything that a step of a run recorded: rollout against recomputed policy and update, and replicas among each
+    other. Also how many predicted tokens have logits on both sides."""
+    layers, native = plan.shape.layers, plan.config.mode == "native"
+    engines = [p for p in probes if p.role.startswith("engine-")]
+    trains = [p for p in probes if p.role.startswith("train-")]
+    sides = [Side("rollout", "rollout", engines), Side("score", "score", trains), Side("update", "update", trains)]
+    search, seen = Search(), 0
+    for op in forward(layers, native=native):
+        search.op(op, sides)
+        if op.head and op.sharded:
+            seen = Search().op(op, sides[:2])
+    if not native:
+        for op in backward(layers):
+            search.op(op, [Side("backward", "backward", trains)])
+    names = parameters(layers, tied=plan.shape.tie_word_embeddings)
+    search_states(search, [Side("optimizer", "optimizer", trains)], names)
+    return search, seen

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlk.evidence.probe import Probe
+from rlk.evidence.program import Kept
 
 
 @dataclass(frozen=True)
@@ -19,14 +22,24 @@ class Side:
 
 @dataclass(frozen=True)
 class Word:
-    """One fingerprint and everyone who has it: side and role."""
+    """One fingerprint, or one kept value, and everyone who has it: side and role."""
 
     sources: tuple[str, ...]
     value: int
+    kept: Kept | None = None
+
+    @property
+    def said(self) -> str:
+        """A fingerprint in hex, an integer as it is, an fp32 value and its word."""
+        if self.kept == "integer":
+            return str(self.value)
+        if self.kept == "fp32":
+            return f"{np.uint32(self.value).view(np.float32)} 0x{self.value:08x}"
+        return f"0x{self.value:016x}"
 
     def __str__(self) -> str:
         more = f" and {len(self.sources) - 1} more" if len(self.sources) > 1 else ""
-        return f"{self.sources[0]}{more} 0x{self.value:016x}"
+        return f"{self.sources[0]}{more} {self.said}"
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,10 @@
 
 `steps/NNNNNN/probe-ROLE.safetensors`, schema rlk.probe/1, ROLE a train or engine rank. Per phase, T rows of tokens and
 R rows of predicted tokens: `PHASE/sample` i64[T] and `PHASE/position` i64[T], `PHASE/head_sample` and
-`PHASE/head_position` i64[R], and `PHASE/OP` u64[rows, S] (S virtual shards held there) or u64[rows, 1]. A train rank
-adds `optimizer/STATE/PARAMETER` u64[S, pieces], one an atom. With --probe-row there is `row/PHASE/OP`, the raw words
-u16 or u32 [times, elements] of that row, once for each time that it was computed. The header says role, first shard and
-first piece.
+`PHASE/head_position` i64[R], and `PHASE/OP` u64[rows, S] (S virtual shards held there) or u64[rows, 1]; of an op whose
+value is kept, the value. A train rank adds `optimizer/STATE/PARAMETER` u64[S, pieces], one an atom. With --probe-row
+there is `row/PHASE/OP`, the raw words u16 or u32 [times, elements] of that row, once for each time that it was
+computed. The header says role, first shard and first piece.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Probe:
             tokens, head = (len(self.arrays.get(f"{phase}/{name}", ())) for name in ("sample", "head_sample"))
             keys = {"sample": tokens, "position": tokens, "head_sample": head, "head_position": head}
             expected |= {f"{phase}/{name}": rows for name, rows in keys.items()}
-            ops = program(phase, layers, leaves=not native)
+            ops = program(phase, layers, native=native)
             expected |= {f"{phase}/{op.name}": head if op.head else tokens for op in ops}
         if trains:
             names = list(parameters(layers, tied=tied))

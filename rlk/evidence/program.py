@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
+
+Kept = Literal["integer", "fp32"]
 
 
 @dataclass(frozen=True)
 class Op:
     """One recorded output. `sharded`: a fingerprint a virtual shard, else one a row, equal on every rank. `head`: its
-    rows are those that predict a token, else every token of a sequence."""
+    rows are those that predict a token, else every token of a sequence. `kept`: the value itself is recorded, a word a
+    row, and not its fingerprint."""
 
     name: str
     sharded: bool
     head: bool = False
+    kept: Kept | None = None
 
     @property
     def layer(self) -> int | None:
@@ -33,16 +38,29 @@ _BACKWARD = {
 }  # fmt: skip
 
 
-def forward(layers: int, *, leaves: bool = True) -> tuple[Op, ...]:
+POLICY = (
+    Op("policy_logits", sharded=False, head=True),
+    Op("settings", sharded=False, head=True),
+    Op("key", sharded=False, head=True),
+    Op("token", sharded=False, head=True, kept="integer"),
+    Op("kept_mass", sharded=False, head=True, kept="integer"),
+    Op("logprob", sharded=False, head=True, kept="fp32"),
+)
+"""The steps of drawing and scoring a token: the logits, settings and generator key that the rule is given, the token,
+the mass that is kept, the log-probability. Where nothing is drawn the key is the one that the plan gives."""
+
+
+def forward(layers: int, *, native: bool = False) -> tuple[Op, ...]:
     """What a forward pass records. A leaf is one virtual shard's partial of a row-parallel product, before the tree;
-    native operators have none."""
-    kept = [(name, sharded) for name, sharded in _FORWARD.items() if leaves or not name.endswith("_leaves")]
+    native operators have none, and a native sampler shows no steps."""
+    kept = [(name, sharded) for name, sharded in _FORWARD.items() if not (native and name.endswith("_leaves"))]
     return (
         Op("embedding", sharded=False),
         *(Op(f"layers.{i}.{name}", sharded) for i in range(layers) for name, sharded in kept),
         Op("norm", sharded=False),
         Op("logits", sharded=True, head=True),
         Op("gathered_logits", sharded=False, head=True),
+        *(() if native else POLICY),
     )
 
 
@@ -66,9 +84,9 @@ STATES = ("grad", "master_in", "m_in", "v_in", "master_out", "m_out", "v_out")
 """Inputs and outputs of the optimizer, recorded an atom of every stored parameter."""
 
 
-def program(phase: str, layers: int, *, leaves: bool = True) -> tuple[Op, ...]:
+def program(phase: str, layers: int, *, native: bool = False) -> tuple[Op, ...]:
     """The ops of one of PHASES."""
-    return backward(layers) if phase == "backward" else forward(layers, leaves=leaves)
+    return backward(layers) if phase == "backward" else forward(layers, native=native)
 
 
 def replicated(parameter: str) -> bool:

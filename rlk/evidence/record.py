@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from rlk.evidence.arrays import I64, BatchArrays, OracleArrays, RolloutArrays, T
 from rlk.evidence.digest import weights_hash
 from rlk.evidence.documents import Document
 from rlk.evidence.errors import EvidenceError
+from rlk.evidence.locate import Search, search_step
 from rlk.evidence.plans import probed_roles, read_plan
 from rlk.evidence.probe import Probe
 from rlk.evidence.ray_status import RayStatus
@@ -36,13 +38,14 @@ _Doc = TypeVar("_Doc", bound=Document)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The arrays of one step: rollouts by engine, trains by rank."""
+    """The arrays of one step: rollouts by engine, trains by rank. `probes` reads what its ranks recorded."""
 
     step: int
     plan: Plan
     rollouts: tuple[RolloutArrays, ...]
     trains: tuple[TrainArrays, ...]
     batch: BatchArrays
+    probes: Callable[[], tuple[Probe, ...]]
 
     @cached_property
     def samples(self) -> Samples:
@@ -66,6 +69,11 @@ class StepRecord:
         """Positions in `samples` and in `scored[0]` of every token that both hold; `token_coverage` finds the rest."""
         _, left, right = np.intersect1d(self.samples.key, self.scored[0].key, return_indices=True)
         return left, right
+
+    @cached_property
+    def search(self) -> tuple[Search, int]:
+        """See rlk.evidence.locate.search_step; once for all checks that say where."""
+        return search_step(self.plan, self.probes())
 
 
 class Record:
@@ -138,7 +146,7 @@ class Record:
         trains = tuple(self._train(step, rank, plan.train.cp) for rank in range(plan.ranks))
         name = layout.batch_file(step)
         batch = BatchArrays.read(self.run_dir / name, name, {"step": step})
-        return StepRecord(step, plan, rollouts, trains, batch)
+        return StepRecord(step, plan, rollouts, trains, batch, partial(self.probes, step))
 
     def oracle(self, step: int) -> OracleArrays:
         """What the oracle says of one step, computed with the weights of that step's version."""

@@ -51,10 +51,10 @@ def ops_for(inject: str | None, *sides: Side) -> tuple[Ops, Moment | None]:
     return (CanonicalOps(), None) if when is None else (FaultyOps(when), when)
 
 
-def policy_for(inject: str | None, *sides: Side) -> tuple[Policy, Moment | None]:
-    """As `ops_for`, the policy."""
+def policy_for(inject: str | None, *sides: Side, inner: Policy = policy) -> tuple[Policy, Moment | None]:
+    """As `ops_for`, the policy; `inner` is what computes."""
     when = moment(inject, ("policy",), sides)
-    return (policy, None) if when is None else (FaultyPolicy(when), when)
+    return (inner, None) if when is None else (FaultyPolicy(when, inner), when)
 
 
 class FaultyOps(CanonicalOps):
@@ -122,8 +122,9 @@ class FaultyOps(CanonicalOps):
 class FaultyPolicy:
     """The canonical policy with one rule wrong while the fault acts. Gradients follow the faulty rule."""
 
-    def __init__(self, when: Moment) -> None:
+    def __init__(self, when: Moment, inner: Policy = policy) -> None:
         self.when, self.fault = when, when.injection.fault.name.removesuffix("-both")
+        self.inner = inner
 
     def sample_rows(
         self,
@@ -137,7 +138,7 @@ class FaultyPolicy:
         if self.when.on and self.fault == "wrong-key":
             seed = seed + 1
         logits, params = self._rule(logits, params)
-        tokens, _ = policy.sample_rows(logits, params, seed, sample_id, position)
+        tokens, _ = self.inner.sample_rows(logits, params, seed, sample_id, position)
         return tokens, self._logprob(logits, params, tokens)
 
     def score_rows(
@@ -145,14 +146,14 @@ class FaultyPolicy:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See Policy."""
         logits, params = self._rule(logits, params)
-        _, inside, mass = policy.score_rows(logits, params, tokens)
+        _, inside, mass = self.inner.score_rows(logits, params, tokens)
         return self._logprob(logits, params, tokens), inside, mass
 
     def score_backward(
         self, logits: torch.Tensor, params: RowParams, tokens: torch.Tensor, coefficients: torch.Tensor
     ) -> torch.Tensor:
         """See Policy."""
-        return policy.score_backward(*self._rule(logits, params), tokens, coefficients)
+        return self.inner.score_backward(*self._rule(logits, params), tokens, coefficients)
 
     def _rule(self, logits: torch.Tensor, params: RowParams) -> tuple[torch.Tensor, RowParams]:
         """Logits and settings as the faulty rule sees them."""
@@ -178,9 +179,9 @@ class FaultyPolicy:
         if self.when.on and self.fault in ("raw-logprobs", "temperature-on-logprobs"):
             full = params.full_support()
             plain = RowParams(torch.ones_like(full.temperature), full.top_k, full.top_p, full.greedy)
-            raw = policy.score_rows(logits, plain, tokens)[0]
+            raw = self.inner.score_rows(logits, plain, tokens)[0]
             return raw / params.temperature if self.fault == "temperature-on-logprobs" else raw
-        return policy.score_rows(logits, params, tokens)[0]
+        return self.inner.score_rows(logits, params, tokens)[0]
 
 
 def _flipped(logits: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rlk.evidence.program import Op, backward, forward
+from rlk.evidence.program import POLICY, Op, backward, forward
 from rlk.kernels import state
 from rlk.kernels.collectives.base import Collective
 from rlk.model.ops import CanonicalOps, Ops
@@ -45,12 +45,13 @@ class Recorder:
         self.context, self.native = context, native
         op, _, place = (keep or "").partition("@")
         self._kept = (op, *map(int, place.split("/"))) if keep else None
-        self.program = forward(layers, leaves=not native)
+        self.program = forward(layers, native=native)
         self._backward = {op.name: op for op in backward(layers)}
         self._parts: dict[str, list[npt.NDArray[Any]]] = {}
         self._keys: dict[str, npt.NDArray[np.int64]] = {}
         self._phase: str | None = None
         self._at = self._tokens = self._head = 0
+        self._policy: dict[str, torch.Tensor] = {}
 
     def begin(
         self,
@@ -62,6 +63,7 @@ class Recorder:
     ) -> None:
         """Starts a pass over rows of these samples and positions, int64 [T]; head int64 [R]: those that predict a
         token. rows int64 [M]: those computed here; all if None. Every rank predicts all tokens."""
+        self.end()
         keys = {"head_sample": sample[head], "head_position": position[head]}
         keys |= (
             {"sample": sample, "position": position}
@@ -79,13 +81,28 @@ class Recorder:
 
     def turn(self, phase: str) -> None:
         """Starts another pass over the same rows."""
+        self.end()
         self._phase, self._at = phase, 0
         for name, value in self._keys.items():
             self._keep(f"{phase}/{name}", value)
 
     def end(self) -> None:
         """Ends the pass."""
-        self._phase = None
+        for op in POLICY if self._policy else ():
+            if self.program[self._at : self._at + 1] != (op,):
+                raise ProbeError(f"probe: a token was drawn or scored before its logits were recorded ({op.name})")
+            self._at += 1
+            self._rows(op, self._policy[op.name])
+        self._policy, self._phase = {}, None
+
+    def policy(self, steps: Mapping[str, torch.Tensor]) -> None:
+        """What drawing or scoring the pass's rows was given and returned, [R] or [R, elements] by name of POLICY. A
+        second call over the same rows replaces the first."""
+        self._policy.update(steps)
+
+    def head_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample and position, int64 [R], of the rows that predict a token."""
+        return torch.from_numpy(self._keys["head_sample"]), torch.from_numpy(self._keys["head_position"])
 
     def output(self, method: str, x: torch.Tensor) -> None:
         """The next output of the program, returned by `method` of the ops."""
@@ -116,6 +133,7 @@ class Recorder:
 
     def take(self) -> dict[str, npt.NDArray[Any]]:
         """Everything recorded since the last call, by the names of rlk.evidence.probe."""
+        self.end()
         taken, self._parts = {name: np.concatenate(parts) for name, parts in self._parts.items()}, {}
         return taken
 
@@ -123,6 +141,11 @@ class Recorder:
         rows = self._head if op.head else self._tokens
         if x.shape[0] < rows:
             raise ProbeError(f"probe: {op.name} has {x.shape[0]} rows, {rows} were announced")
+        if op.kept is not None:
+            values = x[:rows].cpu().numpy()
+            bits = values.view(np.uint32) if op.kept == "fp32" else values
+            self._keep(f"{self._phase}/{op.name}", bits.astype(np.uint64)[:, None])
+            return
         shards = self.context.shards if op.sharded else range(1)
         words = state.row_fingerprints(x[:rows].detach().flatten(1).contiguous(), len(shards), shards.start)
         self._keep(f"{self._phase}/{op.name}", words.cpu().numpy().view(np.uint64))

@@ -8,6 +8,7 @@ writes docs/faults.md. Where a fault acts decides who applies it:
 | ops, policy | rlk/model/faults.py, in the operators and the sampler of one side or of both |
 | batch, update | rlk/train/faults.py, in what a train rank is given to compute and in its optimizer step |
 | sync, cache | rlk/driver/faults.py and one engine's ranks, between training and the next rollout |
+| pages | rlk/rollout/faults.py, in one engine's cache of keys and values |
 | record | rlk/driver/record_faults.py, on the finished run directory before it is judged |
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Acts = Literal["ops", "policy", "batch", "update", "sync", "cache", "record"]
+Acts = Literal["ops", "policy", "batch", "update", "sync", "cache", "pages", "record"]
 Side = Literal["rollout", "train", "both"]
 Proof = Literal["one process", "live engines", "recorded run"]
 POLICY = ("logprobs_policy", "logprobs_update")
@@ -33,8 +34,6 @@ class Fault:
     side: Side
     caught_by: tuple[str, ...]
     proof: Proof
-    in_runs: bool = True
-    """Whether a run can be given it; else only the test has what it breaks."""
 
 
 def _ops(name: str, sentence: str, side: Side = "rollout", *caught_by: str) -> Fault:
@@ -80,8 +79,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("labels-rolled", "labels are rolled inside a shard", "batch", "train", ("token_coverage",), "one process"),
     Fault("packing-ignored", "packed samples see each other's keys", "batch", "train", POLICY[:1],
           "one process"),
-    Fault("pages-reused", "a page of keys and values is given away and not written again", "cache", "rollout", POLICY,
-          "one process", in_runs=False),
+    Fault("pages-reused", "a request that was preempted does not write a page again that others used meanwhile",
+          "pages", "rollout", POLICY, "live engines"),
     Fault("gradient-twice", "one rank's part of the gradient counts twice", "update", "train", ("optimizer_states",),
           "one process"),
     Fault("gradient-zeroed", "the gradient is set to zero", "update", "train", ("gradient_nonzero",), "live engines"),

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from rlk.kernels.devices import release_cached
 from rlk.plan.derive import Plan
 from rlk.plan.faults import injection, moment
 from rlk.rollout.arguments import (
@@ -153,6 +155,7 @@ class EngineRank:
         self._rpc("disconnect")
         self.stop()
         gc.collect()  # vLLM's objects refer to each other: the memory of the old engine goes before the new one is made
+        release_cached(torch.device(self.plan.profile.device))
         self._take_place(plan_json, engine, rank, world, master_port)
         return self.start()
 

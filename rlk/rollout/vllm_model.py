@@ -22,6 +22,7 @@ from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.derive import Plan
 from rlk.rollout.context_parallel import ContextParallel
+from rlk.rollout.faults import PageFault
 from rlk.rollout.paging import PagedBatch
 from rlk.rollout.vllm_attention import PagedBackend, ShardedAttention, canonical_core, native_core
 
@@ -76,7 +77,9 @@ class RolloutQwen3(nn.Module):
         ops: Ops = NativeOps() if native else CanonicalOps()
         self.path, self.ops = Path(vllm_config.model_config.model), ops
         self.forwards = 0  # of this code; a graph that is replayed runs none
+        self.page = plan.profile.engine.block_size
         self.recorder: Recorder | None = None
+        self.page_fault: PageFault | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
         device = torch.device(plan.profile.device)
         with set_default_torch_dtype(torch.float32):
@@ -131,6 +134,8 @@ class RolloutQwen3(nn.Module):
         cut = self.context_parallel.taken(batch)
         if self.recorder is not None:
             self._announce(self.recorder, batch, positions, None if cut is None else cut.rows[: cut.own])
+        if self.page_fault is not None and batch is not None:
+            self.page_fault.spoil(batch, self.request_ids(), self.page)
         if cut is None:
             return self.qwen3.forward(ids, positions, self._attend)
         hidden = self.qwen3.forward(ids[cut.rows], positions[cut.rows], self._attend)
@@ -148,10 +153,7 @@ class RolloutQwen3(nn.Module):
 
     def compute_logits(self, hidden_states: torch.Tensor, *_: Any) -> torch.Tensor:
         """Logits bf16 [T, vocabulary], the real columns only, on every rank."""
-        logits = self.qwen3.logits(hidden_states)
-        if self.recorder is not None:
-            self.recorder.end()
-        return logits
+        return self.qwen3.logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Loads this rank's shards from the checkpoint folder, by the reader that the trainer uses.

@@ -13,13 +13,17 @@ from numpy.typing import NDArray
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker
 
+from rlk.kernels import policy as canonical
 from rlk.kernels.collectives.connect import disconnect
 from rlk.kernels.proof import Proof
 from rlk.kernels.proof_shared import prove_once
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
+from rlk.model.policy_probe import ProbedPolicy
 from rlk.model.products import attention_shape, products
+from rlk.plan.faults import Moment
 from rlk.rollout.context_parallel import Partitioned
+from rlk.rollout.faults import page_fault
 from rlk.rollout.messages import Counters
 from rlk.rollout.readback import worker_settings
 from rlk.rollout.sampling import Applied, applied_of
@@ -43,12 +47,13 @@ class RankWorker(Worker):  # type: ignore[misc]
         self.proofs = self._prove()
         self.events = Counters()
         self.applied: dict[int, Applied] = {}
-        if self.plan.config.mode == "consistency":
-            self.model_runner.sampler = CanonicalSampler(self.model_runner)
+        self.moments: list[Moment] = []
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """vLLM's load; then the model knows where to ask whose rows it computes."""
+        """vLLM's load; then the model knows where to ask whose rows it computes, and our sampler draws for it."""
         super().load_model(*args, **kwargs)
+        if self.plan.config.mode == "consistency":
+            self._draw()
         self._model.request_ids = lambda: self.model_runner.input_batch.req_ids
 
     def _prove(self) -> tuple[Proof, ...]:
@@ -61,6 +66,8 @@ class RankWorker(Worker):  # type: ignore[misc]
     def execute_model(self, scheduler_output: Any) -> Any:
         """vLLM's step, counted."""
         before = self._model.forwards
+        if self._model.page_fault is not None:
+            self._model.page_fault.resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
         output = super().execute_model(scheduler_output)
         self._count(scheduler_output, replayed=self._model.forwards == before)
         if self.plan.config.mode == "native":
@@ -92,17 +99,17 @@ class RankWorker(Worker):  # type: ignore[misc]
         self.events, self.applied = Counters(), {}
         self._model.context_parallel.counts = Partitioned()
         if self._canonical_sampler:
-            self.model_runner.sampler = CanonicalSampler(self.model_runner)
+            self._draw()
         set_random_seed(seed)
 
     def inject(self, name: str | None) -> None:
         """Applies a fault of rlk.plan.faults from now on, or none."""
         ops, ops_moment = ops_for(name, "rollout", "both")
-        policy, policy_moment = policy_for(name, "rollout", "both")
-        self.moments = [m for m in (ops_moment, policy_moment) if m]
+        self._model.page_fault = fault = page_fault(name)
+        self.moments = [moment for moment in (ops_moment, fault and fault.when) if moment]
         if self._canonical_sampler:
             self._model.use(ops)
-            self.model_runner.sampler = CanonicalSampler(self.model_runner, policy)
+            self._draw(name)
 
     def fault_at(self, step: int) -> None:
         """Tells an injected fault the step that begins."""
@@ -127,6 +134,15 @@ class RankWorker(Worker):  # type: ignore[misc]
     def settings(self) -> dict[str, Any]:
         """What this worker and its runner run with, see rlk.rollout.readback."""
         return worker_settings(self)
+
+    def _draw(self, inject: str | None = None) -> None:
+        """Takes our sampler in the place of vLLM's, recorded where the model is."""
+        recorder = self._model.recorder
+        rules, moment = policy_for(
+            inject, "rollout", "both", inner=ProbedPolicy(canonical, recorder) if recorder else canonical
+        )
+        self.moments += [moment] if moment else []
+        self.model_runner.sampler = CanonicalSampler(self.model_runner, rules)
 
     @property
     def _model(self) -> RolloutQwen3:

@@ -37,11 +37,11 @@ class Residence:
         """Moves the state back to the device."""
         self._move(state, self.device)
 
-    def holdings(self, state: State, reference: int) -> list[dict[str, Any]]:
+    def holdings(self, state: State, reference: int) -> tuple[dict[str, Any], ...]:
         """By name: bytes, and where they lie while engines generate: see rlk.evidence.schemas.Holding."""
         where = "offloaded" if self.offloads else "resident"
         held = [{"name": name, "bytes": held_bytes(t), "during_rollout": where} for name, t in state.items()]
-        return [*held, {"name": "reference", "bytes": reference, "during_rollout": "released"}]
+        return *held, {"name": "reference", "bytes": reference, "during_rollout": "released"}
 
     def _move(self, state: State, device: torch.device) -> None:
         for tensors in state.values():

@@ -12,12 +12,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rlk.kernels import policy
 from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
-from rlk.model.faults import ops_for, policy_for
+from rlk.model.faults import Policy, ops_for, policy_for
 from rlk.model.native import NativeOps
 from rlk.model.ops import Ops
 from rlk.model.parallel import ParallelContext
+from rlk.model.policy_probe import ProbedPolicy
 from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.derive import Plan
@@ -49,14 +51,14 @@ class TrainWorker:
         self.plan, self.context = plan, context
         self.device = torch.device(plan.profile.device)
         inject, rank = plan.config.inject, context.tp.rank * context.cp.size + context.cp.rank
+        native, keep = plan.config.mode == "native", plan.config.probe_row
+        self.recorder = Recorder(context, plan.shape.layers, native=native, keep=keep) if plan.config.probe else None
+        rules: Policy = ProbedPolicy(policy, self.recorder, plan.config.seed) if self.recorder else policy
+        rules, policy_moment = policy_for(inject, "train", "both", inner=rules)
         canonical, ops_moment = ops_for(inject, "train", "both")
-        policy, policy_moment = policy_for(inject, "train", "both")
         self.fault = train_fault(inject, rank)
         self.moments = [m for m in (ops_moment, policy_moment, self.fault and self.fault.when) if m]
-        native = plan.config.mode == "native"
-        keep = plan.config.probe_row
-        self.recorder = Recorder(context, plan.shape.layers, native=native, keep=keep) if plan.config.probe else None
-        self.arm = NativeArm() if native else CanonicalArm(self.recorder, policy)
+        self.arm = NativeArm() if native else CanonicalArm(self.recorder, rules)
         ops: Ops = NativeOps() if native else canonical
         ops = ProbedOps(ops, self.recorder) if self.recorder else ops
         self.model = Qwen3(plan.shape, context, ops, plan.max_model_len, device=self.device)
@@ -92,7 +94,7 @@ class TrainWorker:
         """Takes the device back."""
         self.residence.restore(self.state)
 
-    def holdings(self) -> list[dict[str, Any]]:
+    def holdings(self) -> tuple[dict[str, Any], ...]:
         """What this rank holds while engines generate."""
         return self.residence.holdings(self.state, self.reference_bytes)
 

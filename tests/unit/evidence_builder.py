@@ -20,6 +20,7 @@ from rlk.evidence.digest import START, Made, trajectory_line, weights_hash
 from rlk.evidence.probe import Probe
 from rlk.evidence.ray_status import Actor, RayStatus
 from rlk.evidence.schemas import Fingerprints, Generated, Manifest, Metrics, Seconds, TrajectoryLine, Update
+from rlk.evidence.validate import validate_record
 from rlk.evidence.verdict import Validation
 from rlk.evidence.writer import RunWriter
 from rlk.plan.config import RunConfig
@@ -100,9 +101,17 @@ def make_draft(lengths: Sequence[int] = LENGTHS, **options: Any) -> Draft:
     return draft_of(plan, steps, versions, updates)
 
 
-def draft_of(plan: Plan, steps: list[Step], versions: list[Fingerprints], updates: list[Update]) -> Draft:
-    """A run of these arrays and weights whose processes all did what the plan asks for."""
-    probes = [_probes(plan, step) for step in steps] if plan.config.probe else []
+def draft_of(
+    plan: Plan,
+    steps: list[Step],
+    versions: list[Fingerprints],
+    updates: list[Update],
+    probes: list[list[Probe]] | None = None,
+) -> Draft:
+    """A run of these arrays and weights whose processes all did what the plan asks for; probes are made up where none
+    are given."""
+    if probes is None:
+        probes = [_probes(plan, step) for step in steps] if plan.config.probe else []
     roles = layout.roles(plan.ranks, plan.engines, plan.engine_ranks)
     actors = tuple(Actor(role, "DEAD", 100 + number, "INTENDED_USER_EXIT") for number, role in enumerate(roles))
     ray = RayStatus("SUCCEEDED", actors)
@@ -132,8 +141,23 @@ def write(
     before: Change | None = None,
     after: Change | None = None,
     disk: Callable[[Path], None] | None = None,
+    sealed: bool = True,
 ) -> tuple[Path, Validation]:
-    """As `build`, from a draft."""
+    """As `build`, from a draft; without a seal the verdict is on the content alone."""
+    complete(draft, before, after)
+    writer = RunWriter.create(root, draft.plan.run_id)
+    _write(writer, draft)
+    if disk:
+        disk(writer.run_dir)
+    if sealed:
+        return writer.run_dir, writer.finish(Manifest(**draft.manifest), draft.ray)
+    writer.manifest(Manifest(**draft.manifest))
+    files.write_new(writer.run_dir / layout.RAY_STATUS, draft.ray.to_text().encode())
+    return writer.run_dir, validate_record(writer.run_dir)
+
+
+def complete(draft: Draft, before: Change | None = None, after: Change | None = None) -> Draft:
+    """Metrics, trajectory and oracle that follow from the rest, and the changes before and after."""
     if before:
         before(draft)
     draft.metrics = [_metrics(draft.plan, number, step) for number, step in enumerate(draft.steps)]
@@ -142,11 +166,7 @@ def write(
         step.oracle = step.oracle or oracle_columns(draft.plan, number, step)
     if after:
         after(draft)
-    writer = RunWriter.create(root, draft.plan.run_id)
-    _write(writer, draft)
-    if disk:
-        disk(writer.run_dir)
-    return writer.run_dir, writer.finish(Manifest(**draft.manifest), draft.ray)
+    return draft
 
 
 def red(validation: Validation) -> set[str]:

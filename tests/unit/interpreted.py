@@ -8,22 +8,14 @@ from __future__ import annotations
 
 import functools
 import importlib
-import importlib.util
 import os
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import ParamSpec
 
-import pytest
-
 P = ParamSpec("P")
 
-NEEDS_TRITON = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None,
-    reason="needs triton 3.6.0, this environment has none: make test-cuda installs it",
-)
-"""vLLM's CPU route is installed without Triton; the CUDA forms are tested where it is."""
 TIMEOUT_S = 900
 
 

@@ -3,7 +3,8 @@
 What vLLM and Ray add is left out; model, sampler, trainer, evidence and verdict are the product's own. So a fault of
 the operators, the sampler or the trainer goes to the verdict in about a second. Sizes: 8 samples of 4 prompts and at
 most 12 new tokens, four samplings mixed, TP 2 x CP 2 in the trainer and TP 2 in the engines: the least that has
-neighbours in a batch, a second page, a second rank of every group and each rule of sampling.
+neighbours in a batch, a second page, a second rank of every group and each rule of sampling. Rules of sampling are the
+same on every rank: two ranks are enough for them.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ import torch
 from rlk.driver.oracle import Oracle
 from rlk.driver.sync import fingerprint_record, tensor_entries, update_record
 from rlk.evidence.arrays import LENGTH, STOP, RolloutArrays
-from rlk.evidence.layout import engine_role, probe_file, train_role
+from rlk.evidence.layout import engine_role, train_role
 from rlk.evidence.probe import Probe
 from rlk.evidence.samples import merge
 from rlk.evidence.schemas import Fingerprints
 from rlk.evidence.verdict import Validation
-from rlk.kernels import attention
+from rlk.kernels import attention, policy
 from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
 from rlk.model.parallel import ParallelContext
+from rlk.model.policy_probe import ProbedPolicy
 from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.config import RunConfig
@@ -48,10 +50,9 @@ BLOCK, PAGES, NEW = 16, 8, 12
 
 
 def make_plan(inject: str | None = None, **options: Any) -> Plan:
-    """The tiny model on four ranks."""
-    profile = load_profile("tiny-cpu", ROOT)
-    profile = profile.model_copy(update={"ranks": 4})
-    profile = profile.model_copy(update={"samples_per_prompt": options.pop("samples", 2)})
+    """The tiny model on four ranks, unless `ranks` says fewer; `samples` of each prompt."""
+    own = {"ranks": options.pop("ranks", 4), "samples_per_prompt": options.pop("samples", 2)}
+    profile = load_profile("tiny-cpu", ROOT).model_copy(update=own)
     config = {"command": "run", "steps": 1, "tp": 2, "rollout_tp": 2, "mix": MIX, "max_response_len": NEW, "lr": 1e-4}
     config |= {"run_id": "one-process", "inject": inject, "probe": True, **options}
     return derive(RunConfig(**config), profile, read_shape(Path(profile.model)))
@@ -60,14 +61,13 @@ def make_plan(inject: str | None = None, **options: Any) -> Plan:
 class Engine:
     """One engine of a step: prefill, then one token a sample at a time, over pages of keys and values."""
 
-    def __init__(self, plan: Plan, context: ParallelContext, engine: int, *, steals_page: bool) -> None:
+    def __init__(self, plan: Plan, context: ParallelContext, engine: int) -> None:
         inject = plan.config.inject
         if engine > 0 and inject is not None and injection(inject).fault.side != "both":
             inject = None  # as the engines do: a fault of one side acts in engine 0
         ops, _ = ops_for(inject, "rollout", "both")
-        self.policy, _ = policy_for(inject, "rollout", "both")
-        self.steals_page = steals_page and engine == 0
         self.recorder = Recorder(context, plan.shape.layers, native=False)
+        self.policy, _ = policy_for(inject, "rollout", "both", inner=ProbedPolicy(policy, self.recorder))
         self.plan = plan
         self.model = Qwen3(plan.shape, context, ProbedOps(ops, self.recorder), plan.max_model_len)
         self.model.load(checkpoint.load(Path(plan.profile.model), self.model.params, context))
@@ -84,9 +84,7 @@ class Engine:
         known = [0] * n
         samplings = [self.plan.sampling_of(first + i) for i in range(n)]
         params = RowParams.build([(s.temperature, s.top_p, s.top_k) for s in samplings], vocabulary)
-        for step in range(self.plan.config.max_response_len):
-            if self.steals_page and step == 2:
-                table[0, 0] = table[2, 0]  # of another prompt
+        for _ in range(self.plan.config.max_response_len):
             live = [i for i in range(n) if not done[i]]
             ids = torch.tensor([first + i for i in live])
             logits = self._forward([rows[i][known[i] :] for i in live], [known[i] for i in live], table[live], ids)
@@ -122,8 +120,7 @@ class Engine:
 
 def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validation, Fingerprints]:
     """One step with a fault, judged; and the fingerprints of the weights that it made."""
-    steals_page = inject == "pages-reused"  # a fault of the pages, which are this module's own
-    plan = make_plan(None if steals_page else inject, **options)
+    plan = make_plan(inject, **options)
     data = PromptSet(
         Path(plan.profile.prompts), Path(plan.profile.model) / "tokenizer.json", plan.profile.max_prompt_len
     )
@@ -131,7 +128,7 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
     prompts = [prompt for prompt in drawn for _ in range(plan.samples_per_prompt)]
     half = len(prompts) // plan.engines
     generated = [
-        _rollout(plan, engine, prompts[engine * half : (engine + 1) * half], engine * half, steals_page=steals_page)
+        _generated(plan, engine, prompts[engine * half : (engine + 1) * half], engine * half)
         for engine in range(plan.engines)
     ]
     rollouts = [columns for columns, _ in generated]
@@ -148,7 +145,7 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
     def train(context: ParallelContext) -> tuple[Any, ...]:
         worker = TrainWorker(plan, context)
         before, described, exported = worker.fingerprints(), worker.described(), dict(worker.model.weights)
-        exported = {name: weight.clone() for name, weight in exported.items()}
+        exported = {name: weight.clone().view(torch.uint16).numpy() for name, weight in exported.items()}
         worker.begin(batch)
         scored, reference = worker.score(), worker.score_reference()
         updated, _ = worker.update(coefficients)
@@ -171,27 +168,38 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
     update = update_record(plan, 0, [rank[7] for rank in ranks])
     probes = [*(probe for _, own in generated for probe in own), *(rank[8] for rank in ranks)]
 
-    def record(run: Path) -> None:
-        for probe in probes:
-            (run / probe_file(0, probe.role)).write_bytes(probe.to_bytes(0))
-
-    _, verdict = write(root, draft_of(plan, [step], versions, [update]), disk=record)
+    _, verdict = write(root, draft_of(plan, [step], versions, [update], [probes]), sealed=False)
     return verdict, versions[1]
 
 
-def _rollout(
-    plan: Plan, engine: int, prompts: Sequence[Any], first: int, *, steals_page: bool
+_CLEAN: dict[str, tuple[dict[str, np.ndarray], list[Probe]]] = {}
+
+
+def _generated(
+    plan: Plan, engine: int, prompts: Sequence[Any], first: int
 ) -> tuple[dict[str, np.ndarray], list[Probe]]:
+    """What one engine makes; what it makes without a fault is made once for all runs of the same options."""
+    fault = None if plan.config.inject is None else injection(plan.config.inject).fault
+    if fault is not None and (fault.side == "both" or (fault.side == "rollout" and engine == 0)):
+        return _rollout(plan, engine, prompts, first)
+    key = f"{engine} {plan.config.model_copy(update={'inject': None}).model_dump_json()} {plan.samples_per_prompt}"
+    if key not in _CLEAN:
+        _CLEAN[key] = _rollout(plan, engine, prompts, first)
+    columns, probes = _CLEAN[key]
+    return {name: column.copy() for name, column in columns.items()}, probes
+
+
+def _rollout(plan: Plan, engine: int, prompts: Sequence[Any], first: int) -> tuple[dict[str, np.ndarray], list[Probe]]:
     tokens = [prompt.tokens for prompt in prompts]
 
     def generate(context: ParallelContext) -> tuple[list[list[int]], list[list[float]], Probe]:
-        one = Engine(plan, context, engine, steals_page=steals_page)
+        one = Engine(plan, context, engine)
         drawn = one.generate(tokens, first)
         role = engine_role(engine, context.tp.rank)
         return *drawn, Probe(role, context.shards.start, 0, one.recorder.take())
 
     both = on_ranks(plan.rollout.tp, 1, generate)
-    assert both[0][:2] == both[1][:2], "the ranks of an engine drew different tokens"
+    assert all(one[:2] == both[0][:2] for one in both), "the ranks of an engine drew different tokens"
     responses, logprobs, _ = both[0]
     n, settings = len(tokens), [plan.sampling_of(first + i) for i in range(len(tokens))]
     columns = {

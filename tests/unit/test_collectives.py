@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlk.kernels.collectives import shared_memory
+from rlk.kernels.collectives import mapping, shared_memory
 from rlk.kernels.collectives.base import Alone, Collective, CollectiveTimeoutError, tree_all_reduce, tree_reduce_scatter
 from rlk.kernels.collectives.gloo import GlooCollective
 from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
@@ -158,7 +158,7 @@ def process(rank: int, folder: str) -> None:
     gloo = GlooCollective(dist.new_group([0, 1]), "context parallel group")
     shared = SharedMemoryCollective(gloo, "context parallel group", 60)
     out: dict[str, Any] = {name: every_movement(rank, g) for name, g in (("gloo", gloo), ("shared", shared))}
-    out["named"] = [name for name in os.listdir(shared_memory.FOLDER) if f"rlk-{os.getpid()}-" in name]
+    out["named"] = [name for name in os.listdir(mapping.FOLDER) if f"rlk-{os.getpid()}-" in name]
     impatient = GlooCollective(dist.new_group([0, 1], timeout=timedelta(seconds=0.5)), "tensor parallel group")
     out["gloo timeout"] = waited_in_vain(impatient)
     dist.barrier()

@@ -9,10 +9,8 @@ from __future__ import annotations
 import torch
 
 from rlk.model.slices import slice_positions
-from tests.unit.interpreted import NEEDS_TRITON, interpreted
+from tests.unit.interpreted import interpreted
 from tests.unit.probes import assert_moved, assert_same, spread
-
-pytestmark = NEEDS_TRITON
 
 LENGTHS = (1, 63, 64, 65, 130)
 H, HK, D = 4, 2, 16

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.interpreted import NEEDS_TRITON, interpreted
+from tests.unit.interpreted import interpreted
 from tests.unit.probes import assert_moved, assert_same, left_to_right, spread
 
-pytestmark = NEEDS_TRITON
 LEAVES = spread(8, 512, seed=1).float() * spread(8, 512, seed=2).float()
 
 

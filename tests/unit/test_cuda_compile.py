@@ -16,10 +16,6 @@ from typing import Any
 
 import pytest
 
-from tests.unit.interpreted import NEEDS_TRITON
-
-pytestmark = NEEDS_TRITON
-
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCTS = {"product", "plain_chain", "weight_gradients", "attention", "query_gradient", "key_gradients"}
 OTHERS = {

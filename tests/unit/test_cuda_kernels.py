@@ -13,10 +13,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.unit.interpreted import NEEDS_TRITON, interpreted
+from tests.unit.interpreted import interpreted
 from tests.unit.probes import assert_moved, assert_same, left_to_right, spread
-
-pytestmark = NEEDS_TRITON
 
 
 def near(found: torch.Tensor, expected: torch.Tensor, bound: float) -> None:

@@ -12,10 +12,8 @@ import torch
 
 from rlk.kernels.policy import NonFiniteLogitError, RowParams
 from tests.unit.exact_policy import Exact, Row, exact
-from tests.unit.interpreted import NEEDS_TRITON, interpreted
+from tests.unit.interpreted import interpreted
 from tests.unit.probes import assert_moved, assert_same, spread
-
-pytestmark = NEEDS_TRITON
 
 Setting = tuple[float, float, int]
 SETTINGS: list[Setting] = [

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlk.evidence.checks.registry import PROBE_CHECKS, STEP_CHECKS
+from rlk.evidence.program import forward
 from tests.unit.evidence_builder import Change, Draft, build, red
 from tests.unit.evidence_faults import Fault, one_ulp, parameters, then
 from tests.unit.probe_builder import flip
@@ -28,8 +29,8 @@ def _without_row(role: str, phase: str) -> Change:
 
     def change(draft: Draft) -> None:
         probe = next(p for p in draft.probes[1] if p.role == role)
-        for name in (f"{phase}/head_sample", f"{phase}/head_position", f"{phase}/logits", f"{phase}/gathered_logits"):
-            probe.arrays[name] = probe.arrays[name][:-1]  # type: ignore[index]
+        for name in ("head_sample", "head_position", *(op.name for op in forward(1) if op.head)):
+            probe.arrays[f"{phase}/{name}"] = probe.arrays[f"{phase}/{name}"][:-1]  # type: ignore[index]
 
     return change
 
@@ -133,10 +134,10 @@ def test_failed_logprob_says_the_first_op(tmp_path: Path) -> None:
     assert "; first op that differs: layers.0.swiglu shard 0 sample 4 position 4: " in message
 
 
-def test_failed_logprob_with_equal_logits_says_so(tmp_path: Path) -> None:
+def test_failed_logprob_with_equal_ops_says_so(tmp_path: Path) -> None:
     _, validation = build(tmp_path, before=then(one_ulp(1, 0, "logprob"), one_ulp(1, 2, "logprob")), probe=True)
     message = validation.check("logprobs_policy").message
-    assert "the probe sees equal logits: the difference begins after them, in the sampling rules" in message
+    assert "every recorded op agrees, the log-probability included: the difference came after it was comp" in message
 
 
 def test_first_failure_names_token_and_sides(tmp_path: Path) -> None:

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
+from random import Random
 
 import pytest
 
-from rlk.evidence.oracle import LOGIT_ERROR, expect, logit_error, looked_at, tolerance, uniform
+from rlk.evidence.oracle import (
+    LOGIT_ERROR,
+    LOGPROB_ERROR,
+    expect,
+    logit_error,
+    looked_at,
+    share_tolerance,
+    tolerance,
+    uniform,
+)
 from rlk.plan.sampling import Sampling
 
 HALF = [math.log(p) + 1 for p in (0.5, 0.3, 0.15, 0.05)]  # probabilities that are known; a shift must not matter
@@ -99,6 +110,95 @@ def test_uniform_is_philox_of_position_and_sample() -> None:
     """The reference output of Random123 for a counter and key of zeros begins with 0x6627e8d5 0xe169c58d."""
     assert uniform(0, 0, 0) == (0x6627E8D5 * 2**32 + 0xE169C58D) / 2**64
     assert len({uniform(0, 1, 2), uniform(0, 2, 1), uniform(1, 1, 2), uniform(2**32, 1, 2), uniform(0, 2**32, 2)}) == 5
+
+
+def test_uniform_draws_what_the_kernel_draws() -> None:
+    """Every word of seed, sample id and position is in play; both values were compared with the kernel's tokens."""
+    assert uniform(0x0123456789ABCDEF, (3 << 32) + 5, 77).hex() == "0x1.e43094919b67bp-6"
+    assert uniform(2**64 - 1, 2**64 - 1, 2**32 - 1).hex() == "0x1.dd807049c983cp-1"
+
+
+def _kept(logits: Sequence[float], sampling: Sampling) -> set[int]:
+    """The support of one row, in a few lines: the rule without any error."""
+    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))[: sampling.top_k if sampling.top_k > 0 else None]
+    masses = [math.exp(logits[i] / sampling.temperature) for i in order]
+    fronts = [sum(masses[:place]) for place in range(len(order))]
+    cut = sampling.top_p * sum(masses) if sampling.top_p < 1 else math.inf
+    return {i for i, front in zip(order, fronts, strict=True) if front < cut or i == order[0]}
+
+
+def _over(logits: Sequence[float], token: int, support: set[int], heat: float) -> float:
+    return logits[token] / heat - math.log(sum(math.exp(logits[i] / heat) for i in support | {token}))
+
+
+RULES = (Sampling(1.0, 0.7), Sampling(0.7, 0.9, 3), Sampling(1.3, 1.0, 2), Sampling(2.0, 0.5))
+
+
+def test_supports_are_those_of_every_error_that_is_allowed() -> None:
+    """60 rows of four logits, each logit moved by the error either way or not at all, in all 81 ways. What some way
+    keeps is reachable, and bounds the log-probability; 232 of 240 tokens have exactly these bounds, the others wider
+    ones, because what top-k keeps and what it weighs are bounded apart."""
+    exact = 0
+    for seed in range(60):
+        random = Random(seed)
+        logits, sampling = [random.uniform(0, 2) for _ in range(4)], random.choice(RULES)
+        error, heat = logit_error(max(logits)), sampling.temperature
+        ways = [_kept([x + e for x, e in zip(logits, way, strict=True)], sampling)
+                for way in product((-error, 0.0, error), repeat=4)]  # fmt: skip
+        maybe, surely = set.union(*ways), set.intersection(*ways)
+        for token in range(4):
+            said = expect(logits, token, sampling)
+            bounds = _over(logits, token, maybe, heat), _over(logits, token, surely, heat)
+            assert said.reachable or token not in maybe
+            assert said.least <= bounds[0] + 1e-12
+            assert said.most >= bounds[1] - 1e-12
+            assert math.isclose(said.logprob, _over(logits, token, _kept(logits, sampling), heat), abs_tol=1e-12)
+            exact += said.reachable == (token in maybe) and all(
+                math.isclose(a, b, abs_tol=1e-12) for a, b in zip((said.least, said.most), bounds, strict=True)
+            )
+    assert exact == 232
+
+
+def test_tolerances_are_the_stated_errors() -> None:
+    """12 units of 2^-8 of the largest logit, times (1 - p) / T or share (1 - share) / T, of which the floor is .01."""
+    unit = LOGPROB_ERROR * 32 / 256
+    assert math.isclose(tolerance(32.0, math.log(0.25), 2.0), unit * 0.75 / 2)
+    assert math.isclose(tolerance(32.0, math.log(0.999), 2.0), unit * 0.01 / 2)
+    assert math.isclose(share_tolerance(32.0, -1.0, -1.0, 0.25, 2.0), unit * 0.1875 / 2)
+    assert math.isclose(share_tolerance(32.0, -1.0, -1.0, 1.0, 0.0), unit * 0.01)
+    assert math.isclose(share_tolerance(32.0, -1.5, -1.0, 0.0, 1.0), unit * 0.01 + math.expm1(0.5))
+    assert math.isclose(share_tolerance(32.0, -9.0, -1.0, 0.0, 1.0), unit * 0.01 + math.expm1(1.0))
+
+
+MIXED = [[-0.5, -2.0, -0.3], [-1.0, -0.1], [-3.0], [-0.2, -0.2, -0.7, -0.6]] * 4
+
+
+@pytest.mark.parametrize(
+    ("step", "settings", "pairs"),
+    [
+        (0, 1, [(0, 0), (0, 1), (4, 1), (8, 1), (8, 2), (12, 0), (12, 1)]),
+        (1, 2, [(2, 0), (5, 0), (10, 0), (13, 0)]),
+        (2, 3, [(6, 0), (10, 0), (12, 1), (12, 2), (14, 0)]),
+        (7, 4, [(1, 0), (6, 0), (11, 2), (12, 1)]),
+        (0, 5, [(0, 0), (0, 1), (3, 2), (3, 3), (6, 0), (9, 0), (9, 1), (12, 0), (12, 1)]),
+    ],
+)
+def test_looked_at_is_the_rule_that_recorded_runs_follow(
+    step: int, settings: int, pairs: list[tuple[int, int]]
+) -> None:
+    """A change of the rule makes the oracle's files of earlier runs red: it is deliberate or it is a mistake."""
+    assert looked_at(step, MIXED, settings) == pairs
+
+
+def test_greedy_is_judged_by_twice_the_error() -> None:
+    """Two logits may each be wrong by the error: a token as far below the largest as both together is reachable."""
+    error = logit_error(16.0)
+    assert error == 1.0
+    assert [expect([16.0, 16.0 - gap], 1, Sampling(0.0)).reachable for gap in (1.5, 2.0, 2.01)] == [True, True, False]
+    said = expect([16.0, 14.0], 0, Sampling(0.0))
+    assert (said.least, said.most, said.below, said.through) == (said.logprob, said.logprob, 0.0, 1.0)
+    assert said.scale == 16.0
+    assert expect([-32.0, 2.0], 1, Sampling(1.0)).scale == 32.0
 
 
 def test_kept_shares_are_in_order_of_ids() -> None:

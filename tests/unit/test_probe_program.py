@@ -17,22 +17,25 @@ import torch
 from rlk.evidence.locate import Search, search_states
 from rlk.evidence.place import Place, Side
 from rlk.evidence.probe import Probe
-from rlk.evidence.program import Op, backward, forward, parameters
+from rlk.evidence.program import POLICY, Op, backward, forward, parameters
+from rlk.kernels import policy
 from rlk.kernels.policy import RowParams
 from rlk.model.checkpoint import empty_stored
 from rlk.model.layout import parameters as stored_parameters
 from rlk.model.ops import CanonicalOps
 from rlk.model.parallel import ParallelContext
+from rlk.model.policy_probe import ProbedPolicy
 from rlk.model.probe import ProbedOps, ProbeError, Recorder
 from rlk.model.qwen3 import Qwen3
 from rlk.plan.sampling import Sampling
 from rlk.plan.shape import ModelShape
 from rlk.train.attention import PackedAttention
-from rlk.train.batching import Sample, build
+from rlk.train.batching import MicroBatch, Sample, build
 from rlk.train.gradients import Accumulators
 from rlk.train.optimizer import AdamSettings, Optimizer
 from rlk.train.policy import CanonicalArm
 from rlk.train.probe import recorded, recorded_update
+from tests.unit.probes import normal
 from tests.unit.ranks import on_ranks
 
 LAYERS = 2
@@ -58,10 +61,10 @@ class Flipping(Recorder):
         if op == self.target:
             prefix = "head_" if op.head else ""
             at = (self._keys[f"{prefix}sample"] == SAMPLE) & (self._keys[f"{prefix}position"] == POSITION)
-            column = x[0].numel() * 3 // 4 if op.sharded else 1
+            column = x[0].numel() * 3 // 4 if op.sharded else min(1, x[0].numel() - 1)
             for row in at.nonzero()[0].tolist():
                 one = x[row].reshape(-1).clone()
-                one.view({2: torch.int16, 4: torch.int32}[x.element_size()])[column] ^= 1
+                one.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])[column] ^= 1
                 x[row] = one.view(x[row].shape)
         super()._rows(op, x)
 
@@ -88,6 +91,16 @@ def _probe(role: str, context: ParallelContext, recorder: Recorder) -> Probe:
     return Probe(role, context.shards.start, context.slices.start, recorder.take())
 
 
+def rules(recorder: Recorder) -> ProbedPolicy:
+    """The policy, recorded."""
+    return ProbedPolicy(policy, recorder, seed=3)
+
+
+def params_of(batch: MicroBatch) -> RowParams:
+    """Settings of a batch's rows."""
+    return RowParams.build([(1.0, 1.0, -1)] * 2, SHAPE.vocab_size).rows(batch.owner)
+
+
 def engine(target: Op | None, rank: int = RANK, keep: str | None = None) -> list[Probe]:
     """What four engine ranks record of a forward pass; `rank` has the fault."""
 
@@ -96,7 +109,7 @@ def engine(target: Op | None, rank: int = RANK, keep: str | None = None) -> list
         batch = build(SAMPLES, context)
         with recorded(recorder, "rollout", batch):
             hidden = model.forward(batch.ids, batch.positions, PackedAttention(batch, context, save=False))
-            model.logits(hidden[batch.rows])
+            rules(recorder).score_rows(model.logits(hidden[batch.rows]), params_of(batch), batch.target)
         return _probe(f"engine-00-{context.tp.rank:02d}", context, recorder)
 
     return on_ranks(4, 1, work)
@@ -108,8 +121,8 @@ def trainer(target: Op | None = None, flipped: tuple[int, int] = (1, 0), keep: s
     def work(context: ParallelContext) -> Probe:
         here = (context.tp.rank, context.cp.rank) == flipped
         model, recorder = model_of(context, target if here else None, keep)
-        batch, arm = build(SAMPLES, context), CanonicalArm(recorder)
-        params = RowParams.build([(1.0, 1.0, -1)] * 2, SHAPE.vocab_size).rows(batch.owner)
+        batch, arm = build(SAMPLES, context), CanonicalArm(recorder, rules(recorder))
+        params = params_of(batch)
         with recorded(recorder, "score", batch):
             arm.score(model, batch, params)
         sums, optimizer = Accumulators(model.weights, context), Optimizer(model.weights, context)
@@ -247,9 +260,10 @@ def test_rows_computed_twice_must_agree() -> None:
 
 def test_rows_missing_on_one_side_are_legal() -> None:
     engines = engine(None)
+    head = {"head_sample", "head_position", *(op.name for op in FORWARD if op.head)}
     for probe in engines:
         for name, array in probe.arrays.items():
-            probe.arrays[name] = array[1 if "head" in name or "logits" in name else 3 :]  # type: ignore[index]
+            probe.arrays[name] = array[1 if name.removeprefix("rollout/") in head else 3 :]  # type: ignore[index]
     search = search_forward(engines, clean()[1])
     assert search.place is None
     assert 0 < search.rows < sum(11 if op.head else 16 for op in FORWARD)
@@ -274,6 +288,31 @@ def test_recording_changes_no_bit_of_the_logits() -> None:
     assert any(a.any() for a in plain)
 
 
+def test_drawing_and_scoring_record_the_same_steps() -> None:
+    """Rows at position 3 and 5 of samples 7 and 8, drawn in one pass and scored in the other; a first call over other
+    logits is replaced."""
+    recorder = Recorder(ParallelContext(), LAYERS, native=False)
+    logits = normal(2, 40, seed=1, scale=4.0)
+    params = RowParams.build([(0.7, 0.9, 5), (0.0, 1.0, -1)], 40)
+    sample, position = torch.tensor([7, 8]), torch.tensor([3, 5])
+    plain = policy.sample_rows(logits, params, torch.full((2,), 3), sample, position + 1)
+    taken = []
+    for draws in (True, False):
+        recorder.begin("score", sample, position, torch.arange(2))
+        recorder.program = POLICY
+        around = ProbedPolicy(policy, recorder, None if draws else 3)
+        around.score_rows(-logits, params, plain[0])
+        found = around.sample_rows(logits, params, torch.full((2,), 3), sample, position + 1) if draws else None
+        assert found is None or all(torch.equal(a, b) for a, b in zip(found, plain, strict=True))
+        if not draws:
+            around.score_rows(logits, params, plain[0])
+        taken.append(recorder.take())
+    assert taken[0].keys() == taken[1].keys() >= {f"score/{op.name}" for op in POLICY}
+    assert all((taken[0][name] == taken[1][name]).all() for name in taken[0])
+    assert taken[0]["score/token"].ravel().tolist() == plain[0].tolist()
+    assert taken[0]["score/logprob"].ravel().astype("uint32").view("float32").tolist() == plain[1].tolist()
+
+
 def test_call_out_of_order_stops_the_run() -> None:
     recorder = Recorder(ParallelContext(), LAYERS, native=False)
     ops = ProbedOps(CanonicalOps(), recorder)
@@ -287,3 +326,15 @@ def test_outside_of_a_phase_nothing_is_recorded() -> None:
     ops = ProbedOps(CanonicalOps(), recorder)
     ops.add(torch.zeros(2, 8, dtype=torch.bfloat16), torch.zeros(2, 8, dtype=torch.bfloat16))
     assert recorder.take() == {}
+
+
+def test_rows_of_a_cut_step_keep_their_own_places() -> None:
+    """A context-parallel engine rank computes some rows of a step, in its own order, and predicts all tokens."""
+    recorder = Recorder(ParallelContext(), LAYERS, native=True)
+    sample, position = torch.tensor([7, 7, 8]), torch.tensor([4, 5, 0])
+    recorder.begin("rollout", sample, position, head=torch.tensor([1, 2]), rows=torch.tensor([2, 0]))
+    recorder.output("embed", torch.ones(3, 4))  # two rows and one of padding
+    taken = recorder.take()
+    assert (taken["rollout/sample"].tolist(), taken["rollout/position"].tolist()) == ([8, 7], [0, 4])
+    assert (taken["rollout/head_sample"].tolist(), taken["rollout/head_position"].tolist()) == ([7, 8], [5, 0])
+    assert len(taken["rollout/embedding"]) == 2

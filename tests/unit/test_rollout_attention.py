@@ -6,6 +6,7 @@ of 5. Pages of 8 and 16 in random order, filled with NaN where nothing was writt
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,24 @@ def test_native_pages_equal_contiguous_keys(module: Any) -> None:
     q, k, v = sequences()
     whole = [sdpa(q[i][-ROWS[i] :], k[i], v[i], torch.arange(LENGTHS[i] - ROWS[i], LENGTHS[i])) for i in range(3)]
     assert torch.equal(run(module, module.native_core, 16).view(torch.int16), torch.cat(whole).view(torch.int16))
+
+
+@pytest.mark.parametrize("core", ["canonical_core", "native_core"])
+def test_request_without_rows_changes_nothing(module: Any, core: str) -> None:
+    """What a context-parallel rank meets: requests of which it computes no row in this step."""
+    batch, query, cache = step(module, 16)
+    _, k, v = sequences()
+    new = [torch.cat([t[-rows:] for t, rows in zip(x, ROWS, strict=True)]) for x in (k, v)]
+    attention.write_pages(*new, cache, batch.slots)
+    plain = getattr(module, core)(query, cache, batch)
+    with_empty = replace(
+        batch,
+        query_first=batch.query_first[[0, 0, 1, 2, 2, 3]],
+        seq_lens=torch.tensor([0, LENGTHS[0], LENGTHS[1], 0, LENGTHS[2]], dtype=torch.int32),
+        block_table=batch.block_table[[2, 0, 1, 0, 2]],
+    )
+    found = getattr(module, core)(query, cache, with_empty)
+    assert torch.equal(found.view(torch.int16), plain.view(torch.int16))
 
 
 def test_cores_are_told_apart_bitwise(module: Any) -> None:

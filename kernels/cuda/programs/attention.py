@@ -32,6 +32,19 @@ def locate(first, sequences, GROUP: tl.constexpr, ROWS: tl.constexpr):
     return low, tile - (tl.load(first + low).to(tl.int32) * GROUP // ROWS + low)
 
 
+@triton.jit
+def rows_of(first, sequences, H: tl.constexpr, HK: tl.constexpr, ROWS: tl.constexpr):
+    """This program's rows: sequence, its first token and its tokens; of each row the token within the sequence and the
+    place in [T, H]; and whether the tile lies beyond the sequence."""
+    G: tl.constexpr = H // HK
+    s, tile = locate(first, sequences, G, ROWS)
+    start = tl.load(first + s).to(tl.int64)
+    count = (tl.load(first + s + 1).to(tl.int64) - start).to(tl.int32)
+    r = tile * ROWS + tl.arange(0, ROWS)
+    token = r // G
+    return s, start, count, token, (start + token) * H + tl.program_id(1) * G + r % G, tile * ROWS >= count * G
+
+
 @triton.jit(do_not_specialize=["sequences", "table_s"])
 def attention(q, k, v, out, lse, first, key_first, positions, table, lengths, sequences, table_s, scale,
               H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
@@ -42,17 +55,11 @@ def attention(q, k, v, out, lse, first, key_first, positions, table, lengths, se
     [pages, HK, PAGE, 2 D] and v is k + D, table int32 [sequences, table_s] names the pages, and the rows are the last
     ones of lengths[s]. lse (packed only): base-2 log-sum-exp of the scaled scores [T, H].
     """
-    G: tl.constexpr = H // HK
-    s, tile = locate(first, sequences, G, ROWS)
-    start = tl.load(first + s).to(tl.int64)
-    count = (tl.load(first + s + 1).to(tl.int64) - start).to(tl.int32)
-    if tile * ROWS >= count * G:
+    s, start, count, token, row, beyond = rows_of(first, sequences, H, HK, ROWS)
+    if beyond:
         return
     head = tl.program_id(1)
-    r = tile * ROWS + tl.arange(0, ROWS)
-    token = r // G
     live = token < count
-    row = (start + token) * H + head * G + r % G
     d = tl.arange(0, D)
     n = tl.arange(0, KEYS)
     if PAGE == 0:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from rlk.kernels.cuda.programs.arithmetic import dot, round_bf16, to_bf16, tree, widen
-from rlk.kernels.cuda.programs.attention import locate
+from rlk.kernels.cuda.programs.attention import rows_of
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -32,17 +32,11 @@ def query_gradient(dout, q, k, v, lse, delta, first, key_first, positions, dq, s
                    H: tl.constexpr, HK: tl.constexpr, D: tl.constexpr, ROWS: tl.constexpr,
                    KEYS: tl.constexpr):  # fmt: skip
     """dq of the rows of every sequence; arguments as in the forward program, packed."""
-    G: tl.constexpr = H // HK
-    s, tile = locate(first, sequences, G, ROWS)
-    start = tl.load(first + s).to(tl.int64)
-    count = (tl.load(first + s + 1).to(tl.int64) - start).to(tl.int32)
-    if tile * ROWS >= count * G:
+    s, start, count, token, row, beyond = rows_of(first, sequences, H, HK, ROWS)
+    if beyond:
         return
     head = tl.program_id(1)
-    r = tile * ROWS + tl.arange(0, ROWS)
-    token = r // G
     live = token < count
-    row = (start + token) * H + head * G + r % G
     d = tl.arange(0, D)
     here = tl.load(key_first + s).to(tl.int64)
     total = (tl.load(key_first + s + 1).to(tl.int64) - here).to(tl.int32)

@@ -24,10 +24,11 @@ LANES = tl.constexpr(max(arena.RANKS))
 
 @triton.jit
 def known(x, WIDE: tl.constexpr):
-    """A size in words, said in words or, WIDE, in sixteens of words: then accesses can be wide.
+    """A size in words, int64, said in words or, WIDE, in sixteens of words: then accesses can be wide.
 
     Triton's own specialization of integers would compile a program for every kind of size, in the middle of a run."""
-    return x * 16 if WIDE else x
+    y = x.to(tl.int64)
+    return y * 16 if WIDE else y
 
 
 @triton.jit(do_not_specialize=["piece", "offset", "length", "each", "half"])

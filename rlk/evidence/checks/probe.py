@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from rlk.evidence.checks.tally import Tally
 from rlk.evidence.errors import EvidenceError
-from rlk.evidence.locate import Search, search_states
-from rlk.evidence.place import Place, Side
-from rlk.evidence.program import backward, forward, parameters
+from rlk.evidence.place import Place
 from rlk.evidence.record import Record, StepRecord
-from rlk.evidence.verdict import Failure
-from rlk.evidence.verdict import Side as Said
+from rlk.evidence.verdict import Failure, Side
 
 
 def probe(run: Record, step: StepRecord, tally: Tally) -> None:
     """Rollout, recomputed policy and update have equal fingerprints for every op of every row that two of them have;
     replicas agree, also on gradients and on the optimizer's state; and no predicted token is without its logits."""
-    search, seen = _search(run, step)
+    search, seen = step.search
     tally.add(search.rows)
     if search.place is not None:
         tally.fail(f"step {step.step} {search}", _failure(step, search.place), search.wrong)
@@ -30,31 +27,12 @@ def located(run: Record, step: StepRecord) -> str | None:
     if not run.plan.config.probe:
         return None
     try:
-        search, _ = _search(run, step)
+        search, _ = step.search
     except EvidenceError as error:
         return f"the probe cannot tell where: {error}"
     if search.place is None:
-        return "the probe sees equal logits: the difference begins after them, in the sampling rules"
+        return "every recorded op agrees, the log-probability included: the difference came after it was computed"
     return f"first op that differs: {search}"
-
-
-def _search(run: Record, step: StepRecord) -> tuple[Search, int]:
-    layers, native = run.plan.shape.layers, run.plan.config.mode == "native"
-    probes = run.probes(step.step)
-    engines = [p for p in probes if p.role.startswith("engine-")]
-    trains = [p for p in probes if p.role.startswith("train-")]
-    sides = [Side("rollout", "rollout", engines), Side("score", "score", trains), Side("update", "update", trains)]
-    search, seen = Search(), 0
-    for op in forward(layers, leaves=not native):
-        search.op(op, sides)
-        if op.head and op.sharded:
-            seen = Search().op(op, sides[:2])
-    if not native:
-        for op in backward(layers):
-            search.op(op, [Side("backward", "backward", trains)])
-    names = parameters(layers, tied=run.plan.shape.tie_word_embeddings)
-    search_states(search, [Side("optimizer", "optimizer", trains)], names)
-    return search, seen
 
 
 def _failure(step: StepRecord, place: Place) -> Failure:
@@ -65,9 +43,7 @@ def _failure(step: StepRecord, place: Place) -> Failure:
         # A position predicts the token after it.
         at = place.position + 1 - int(samples.prompt_len[rows[0]])
         index = at if 0 <= at < int(samples.response_len[rows[0]]) else None
-    left, right = (
-        Said(source=", ".join(word.sources), value=f"0x{word.value:016x}") for word in (place.odd, place.common)
-    )
+    left, right = (Side(source=", ".join(word.sources), value=word.said) for word in (place.odd, place.common))
     shard = "" if place.shard is None else f" shard {place.shard}"
     where = f"{place.op}{shard}" + ("" if place.position is None else f" position {place.position}")
     return Failure(where=where, step=step.step, sample=place.sample, token_index=index, left=left, right=right)
