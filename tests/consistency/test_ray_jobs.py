@@ -245,7 +245,7 @@ def test_gpus_that_ray_gave_are_looked_at_before_the_run(ray: Ray) -> None:
     process = ray.rlk("verify", "--run-id", "blind", profile=path)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
-    assert "CUDA_VISIBLE_DEVICES=0: 0: allowed are nothing: there is no GPU" in output
+    assert "gpus 1: 0 are visible (CUDA_VISIBLE_DEVICES, else all of the machine)" in output
     assert "job rlk-blind FAILED" in output
     assert "no sealed verdict" in output
     assert not (ray.runs / "blind").exists()
