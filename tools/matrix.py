@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import click
 from rlk.driver.errors import RunError
 from rlk.driver.gpus import visible_gpus
 from rlk.driver.pool import Pool
-from rlk.driver.processes import time_limit
+from rlk.driver.processes import interruptible, time_limit
 from rlk.driver.provenance import revision, versions
 from rlk.driver.refusals import refuse
 from rlk.driver.run import Outcome
@@ -144,7 +145,8 @@ def main(
         cells = list(Matrix.load(Path(topologies), Path(sampling), ROOT).cells())
     file, began = Path(output), time.monotonic()
     command = shlex.join(["python", "-m", "tools.matrix", *sys.argv[1:]])
-    old = MatrixEvidence.from_json(file.read_text(encoding="utf-8"), str(file)).cells if file.exists() else ()
+    known = MatrixEvidence.from_json(file.read_text(encoding="utf-8"), str(file)) if file.exists() else None
+    old = known.cells if known else ()
     done = {one.id: one for one in old if one.how == "run" and one.passed}
     failed = {one.id for one in old if not one.passed}
     ready = [cell for cell in cells if cell.how == "run" and not cell.plan.unbuilt and only in cell.id]
@@ -156,7 +158,8 @@ def main(
         except ConfigErrors as error:
             raise click.UsageError(str(error)) from error
     pool = Pool(Path(runs))
-    try:
+    with interruptible(), ExitStack() as ending:
+        ending.callback(pool.stop)
         for i, cell in enumerate(wanted):
             if minutes and time.monotonic() - began > 60 * minutes:
                 break
@@ -164,9 +167,8 @@ def main(
             done[cell.id] = one = _run(pool, cell, native, done.get(cell.id))
             _write(file, cells, done.values(), command)
             click.echo(f"{'PASS' if one.passed else 'FAIL'} {one.tokens} tokens {one.digest} {one.seconds} s", err=True)
-    finally:
-        pool.stop()
-    evidence = _write(file, cells, done.values(), command)
+    # With nothing left to run, the file stays what its own command made; only the page is written anew.
+    evidence = known if known and not wanted else _write(file, cells, done.values(), command)
     if page and flat:
         matrix_page.write_costs(Path(page), cells, evidence, file.name)
     elif page:

@@ -13,6 +13,8 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("coverage", r"times > 1.*=> .*times != 1", "what was counted is there at least once"),
     ("coverage", r"reason == STOP .*=> if reason <= STOP", "STOP is 0, and the column has no sign"),
     ("coverage", r"len\(stops\) != 1 .*=> .*len\(stops\) < 1", "of two ends the first is not the last token either"),
+    ("coverage", r"=> .*stops\[ -1\]", "there is one end, and so the first is the last"),
+    ("checks/probe", r"sample_id >= place", "samples stand by id: the first that is not below is the one"),
     ("coverage", r"=> .*stops\[0\] < len", "no place is beyond the last"),
     ("coverage", r"len\(response\) != limit.*=> .*len\(response\) < limit", "a longer one was refused above"),
     ("logprobs", r"top_p == 1\.0.*=> .*top_p >= 1\.0|top_k == -1.*=> .*top_k <= -1", "a plan allows nothing beyond"),
@@ -26,7 +28,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
         r'-float\("inf"\) < value < .*!=',
         "the other comparison refuses a NaN, and so both infinities are left",
     ),
-    ("checks/oracle", r'mode == "native" => if .* >= "native"', "the only other mode comes before it in the alphabet"),
+    ("checks/oracle", r'mode == "native": =>.* >= "native"', "the only other mode comes before it in the alphabet"),
     ("checks/oracle", r"heat == 0: => if heat <= 0", "no temperature is negative"),
     (
         "checks/oracle",

@@ -24,7 +24,15 @@ from typing import Any
 
 CPU_SECONDS = 60  # of one mutant: an endless loop is noticed too
 BYTES = 8 << 30
-EDGES = "_edges.py"
+NEAR = {
+    "arrays": ("coverage",), "counts": ("metrics",), "element": ("probe", "compare"), "files": ("writer",),
+    "layout": ("structure",), "locate": ("probe", "compare"), "parting": ("compare",), "place": ("probe", "compare"),
+    "plans": ("structure",), "processes": ("structure", "settings"), "program": ("probe", "compare"),
+    "ray_status": ("documents", "structure"), "record": ("structure", "coverage"), "samples": ("coverage",),
+    "schemas": ("documents",), "tally": ("checks", "coverage"), "tensors": ("weights",), "trajectory": ("digest",),
+    "validate": ("structure", "seal"), "verdict": ("seal",),
+}  # fmt: skip
+"""Where the tests of a module stand, if not in a file of its name."""
 FEW = 25
 _OPTIONS = ("-x", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
 _OPTIONS += ("-o", "tmp_path_retention_policy=none")
@@ -50,7 +58,8 @@ class Tests:
             found |= executed.get(number, frozenset())
         shared = {test.partition("::")[0] for test in found if test and _shares(test.partition("::")[0])}
         found |= {test for test in self.seconds if test.partition("::")[0] in shared}
-        near = (f"_{Path(module).stem}.py", EDGES)
+        stem = Path(module).stem
+        near = [f"_{name}.py" for name in (stem, "edges", *NEAR.get(stem, ()))]
         order = sorted(found - {""}, key=lambda test: (not any(n in test for n in near), self.seconds[test], test))
         first = sum(any(n in test for n in near) for test in order) + FEW
         return order[:first], order[first:]

@@ -72,6 +72,7 @@ class Cluster:
                 "worker_maximum_startup_concurrency": self._slots,
                 # Idle workers started ahead lack the ranks' environment: they would only take the cores from the ranks.
                 "prestart_worker_first_driver": False,
+                "worker_niceness": 0,  # Ray would make ranks 15 nicer than this process: they are the run
             },
         )
         self.ledger.record_children()

@@ -82,8 +82,10 @@ class Session:
         self._fresh = True
 
     def serves(self, plan: Plan) -> bool:
-        """Whether `reset` can take this plan: it is of the same profile, and the last run came to its end."""
-        return self._sound and plan.profile == self.plan.profile
+        """Whether `reset` can take this plan: it is of the same profile, but for the limits of an engine, and the last
+        run came to its end."""
+        known = self.plan.profile.model_copy(update={"engine": plan.profile.engine})
+        return self._sound and plan.profile == known
 
     def run(self, writer: RunWriter, watch: Watch) -> Said:
         """All steps of the plan, from the initial state; returns what the processes said of themselves after the

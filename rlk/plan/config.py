@@ -101,6 +101,26 @@ class RunConfig(BaseModel):
     steps: Annotated[
         int, _option("--steps", "--num-rollout", domain=_POSITIVE, help="training steps", run_default=200)
     ] = 2
+    prompts_per_step: Annotated[
+        int | None,
+        _option(
+            "--prompts-per-step",
+            "--rollout-batch-size",
+            domain=_POSITIVE,
+            help="prompts of a step; left out the profile's number",
+            in_profile=False,
+        ),
+    ] = None
+    samples_per_prompt: Annotated[
+        int | None,
+        _option(
+            "--samples-per-prompt",
+            "--n-samples-per-prompt",
+            domain=_POSITIVE,
+            help="samples of a prompt; left out the profile's number, and 1 where all are greedy",
+            in_profile=False,
+        ),
+    ] = None
     lr: Annotated[float, _option("--lr", "--learning-rate", domain=_NOT_NEGATIVE, help="learning rate")] = 5e-7
     kl_coef: Annotated[
         float, _option("--kl-coef", "--kl-loss-coef", domain=_NOT_NEGATIVE, help="weight of the KL term")

@@ -96,7 +96,12 @@ class Plan:
 
     def effective(self) -> dict[str, object]:
         """Every option's value in force, in JSON types, with what was left out filled in."""
-        return _effective(self.config, self.profile, self.train, self.token_budget)
+        values: dict[str, object] = self.config.model_dump(mode="json", exclude={"command", "sources"})
+        if self.config.mix is not None:
+            values.update(temperature=None, top_p=None, top_k=None)  # replaced by the mix
+        values.update(prompts_per_step=self.prompts_per_step, samples_per_prompt=self.samples_per_prompt)
+        values.update(cp=self.train.cp, max_tokens_per_gpu=self.token_budget)
+        return {**values, "profile": self.profile.origin or self.config.profile}
 
     def to_json(self) -> str:
         """One JSON object; `from_json` gives back an equal plan, and the same text again."""
@@ -121,7 +126,9 @@ def derive(config: RunConfig, profile: Profile, shape: ModelShape) -> Plan:
     rollout = Topology(config.rollout_tp, config.rollout_cp)
     engines, cap = _engines(profile, rollout)
     budget = config.max_tokens_per_gpu or LOGICAL_BUDGET // train.cp
-    samples = 1 if all(sampling.greedy for sampling in config.samplings) else profile.samples_per_prompt
+    prompts = config.prompts_per_step or profile.prompts_per_step
+    alike = all(sampling.greedy for sampling in config.samplings)
+    samples = config.samples_per_prompt or (1 if alike else profile.samples_per_prompt)
     plan = Plan(
         config=config,
         profile=profile,
@@ -136,20 +143,20 @@ def derive(config: RunConfig, profile: Profile, shape: ModelShape) -> Plan:
         token_budget=budget,
         logical_budget=budget * train.cp,
         transport=_transport(profile),
-        graph_sizes=_graph_sizes(config, profile, profile.prompts_per_step * samples, engines),
+        graph_sizes=_graph_sizes(config, profile, prompts * samples, engines),
         padded_vocab=shape.padded_vocab,
-        prompts_per_step=profile.prompts_per_step,
+        prompts_per_step=prompts,
         samples_per_prompt=samples,
         baseline="batch" if samples == 1 else "group",
         offload=profile.device == "cuda" and train.tp == 1 and rollout.tp == 1,
         max_model_len=profile.max_prompt_len + config.max_response_len,
         train_env=train_environment(profile.device),
         engine_env=engine_environment(profile.device),
-        commands=(command_line(config, _effective(config, profile, train, budget)),),
+        commands=(),
         notes=(),
         unbuilt=tuple(not_built(config, profile)),
     )
-    return dataclasses.replace(plan, notes=_notes(plan))
+    return dataclasses.replace(plan, commands=(command_line(config, plan.effective()),), notes=_notes(plan))
 
 
 def _engines(profile: Profile, rollout: Topology) -> tuple[int, str | None]:
@@ -188,13 +195,6 @@ def _eager(config: RunConfig, profile: Profile) -> str | None:
     if config.mode == "native":
         return "native attention looks at lengths on the host"
     return None
-
-
-def _effective(config: RunConfig, profile: Profile, train: Topology, budget: int) -> dict[str, object]:
-    values: dict[str, object] = config.model_dump(mode="json", exclude={"command", "sources"})
-    if config.mix is not None:
-        values.update(temperature=None, top_p=None, top_k=None)  # replaced by the mix
-    return {**values, "cp": train.cp, "max_tokens_per_gpu": budget, "profile": profile.origin or config.profile}
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:

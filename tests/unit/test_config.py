@@ -85,6 +85,8 @@ ACCEPTED = [
     ("--adam-beta1", "0", "adam_beta1", 0.0),
     ("--max-response-len", "1", "max_response_len", 1),
     ("--max-tokens-per-gpu", "1", "max_tokens_per_gpu", 1),
+    ("--prompts-per-step", "16", "prompts_per_step", 16),
+    ("--samples-per-prompt", "1", "samples_per_prompt", 1),
     ("--seed", "0", "seed", 0),
     ("--seed", "9223372036854775807", "seed", 2**63 - 1),
     ("--run-id", "A.b_c-9", "run_id", "A.b_c-9"),

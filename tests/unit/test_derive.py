@@ -158,6 +158,15 @@ def test_single_samples_are_compared_over_the_batch() -> None:
     assert (plan.samples_per_step, plan.baseline) == (4, "batch")
 
 
+def test_prompts_and_samples_of_a_step_are_asked_for_or_the_profiles() -> None:
+    asked = plan_of(prompts_per_step=16, samples_per_prompt=1)
+    assert (asked.prompts_per_step, asked.samples_per_step, asked.baseline) == (16, 16, "batch")
+    several = plan_of(temperature=0, samples_per_prompt=2)
+    assert (several.prompts_per_step, several.samples_per_prompt, several.baseline) == (4, 2, "group")
+    said = {name: plan_of().effective()[name] for name in ("prompts_per_step", "samples_per_prompt")}
+    assert said == {"prompts_per_step": 4, "samples_per_prompt": 4}
+
+
 def test_mix_cycles_over_the_batch() -> None:
     plan = plan_of(mix="0.7/0.95,1.3/0.99/20,0")
     expected = [Sampling(0.7, 0.95), Sampling(1.3, 0.99, 20), Sampling(0.0), Sampling(0.7, 0.95)]

@@ -182,8 +182,19 @@ LOGPROBS = [
     Case("logprobs_policy", "full_support_is_no_such_cause", r"^(?!.*normalised)", lambda draft: _shift(draft),
          options={"mix": None, "temperature": 1.0}),
 ]  # fmt: skip
+
+
+def _kernels(draft: Draft, times: int) -> None:
+    draft.manifest["kernels"] = draft.manifest["kernels"] * times
+
+
 SHARED = {"rollout_tp": 2, "rollout_cp": 2}
+THREE = {"mix": "0.7/0.95,0,1.3"}  # settings of a batch of four: its second step starts with the first of them again
 METRICS = [
+    Case("sampling_settings", "mix_that_does_not_divide_the_batch", None, step=1, options=THREE),
+    Case("oracle", "mix_that_does_not_divide_the_batch", None, step=1, options=THREE),
+    Case("kernels", "named_twice", r"kernels must name each choice once", lambda draft: _kernels(draft, 2)),
+    Case("kernels", "none", r"kernels must name each choice once", lambda draft: _kernels(draft, 0)),
     Case("query_partition", "sum_of_keys_wraps", None, _keys_that_wrap, options=SHARED),
     Case("query_partition", "no_row_of_some_steps", r"0 rows of [1-9]\d* shared steps: it took no part", _no_rows,
          options=SHARED),
@@ -219,6 +230,17 @@ def test_edge_is_where_the_rule_says(case: Case) -> None:
 def test_tokens_are_compared_with_the_first_replica() -> None:
     draft = complete(make_draft(), _other_replicas)
     assert mismatching(step_of(draft, 0)) == (18, 0)
+
+
+def test_wrong_sampling_shows_both_sides() -> None:
+    failure = assert_said(
+        Case("sampling_settings", "sides", "top_k is 5, the plan asks for -1", on_sample(1, 4, top_k=5), step=1)
+    ).failure
+    assert failure is not None
+    assert failure.left is not None
+    assert failure.right is not None
+    assert (failure.left.source, failure.left.value) == ("rollout", "5")
+    assert (failure.right.source, failure.right.value) == ("plan", "-1")
 
 
 def test_green_oracle_says_how_near_the_nearest_miss_was() -> None:
