@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
-from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +19,32 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import click
 
 from rlk.driver.gpus import visible_gpus
-from rlk.driver.progress import LiveView
+from rlk.driver.pool import Pool
 from rlk.driver.provenance import repository, versions
-from rlk.driver.run import Outcome, execute_in
-from rlk.driver.session import Session
+from rlk.driver.run import Outcome
 from rlk.evidence.record import Record
 from rlk.plan.cells import Cell, load_cells
 from rlk.plan.derive import Plan, derive
-from rlk.plan.naming import new_run_id
 from rlk.plan.profile import load_profile
 
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = "rlk.gpu-cells/1"
 
 
-def planned(cell: Cell, profile: str | None, changes: dict[str, Any], output: str) -> Plan:
+def planned(cell: Cell, profile: str | None, changes: dict[str, Any]) -> Plan:
     """The cell's plan, under another profile or with other option values where those are given."""
     plan = cell.plan(ROOT)
-    config = plan.config.model_copy(update={"output_root": output, **changes})
     machine = load_profile(profile, ROOT) if profile else plan.profile
-    run_id = new_run_id(plan.cell, datetime.now(), secrets.token_hex(2))
-    return derive(config.model_copy(update={"run_id": run_id}), machine, plan.shape)
+    return derive(plan.config.model_copy(update=changes), machine, plan.shape)
+
+
+def run(pool: Pool, cell: Cell, plan: Plan) -> dict[str, Any]:
+    """One cell; whatever goes wrong is its result, and the next one must still run."""
+    try:
+        return told(cell, *pool.run(plan, sys.stderr))
+    except Exception as error:
+        pool.stop()
+        return {"id": plan.cell, "passed": False, "errors": [f"{type(error).__name__}: {error}"]}
 
 
 def told(cell: Cell, plan: Plan, outcome: Outcome) -> dict[str, Any]:
@@ -109,30 +111,15 @@ def main(
         "repository": repository().model_dump(),
         "cells": [],
     }
-    session: Session | None = None
+    pool = Pool(Path(runs))
     for cell in [known[name] for name in ids] or known.values():
         if time.monotonic() - start > limit:
             report["not_run"] = [*report.get("not_run", []), cell.id]
             continue
-        plan = replace(planned(cell, profile, options, runs))
-        with LiveView(sys.stderr, plan.config.steps) as watch:
-            try:
-                if session is None:
-                    session = Session(plan)
-                    session.start(watch)
-                outcome = execute_in(session, plan, watch)
-                report["cells"].append({**told(cell, plan, outcome), "since_start": round(time.monotonic() - start, 1)})
-                failed = bool(outcome.errors)
-            except Exception as error:
-                report["cells"].append({"id": cell.id, "passed": False, "errors": [f"{type(error).__name__}: {error}"]})
-                failed = True
-            if failed and session is not None:
-                session.stop()
-                session = None
+        report["cells"].append(run(pool, cell, planned(cell, profile, options)))
         out.write_text(json.dumps(report, indent=1) + "\n")
-    if session is not None:
-        session.stop()
-    sys.exit(not all(cell["passed"] for cell in report["cells"]))
+    pool.stop()
+    sys.exit(not all(one["passed"] for one in report["cells"]))
 
 
 if __name__ == "__main__":

@@ -190,7 +190,7 @@ class Readback(Part):
 class Manifest(Document):
     """manifest.json: what was asked, what ran, with which code, and how it ended."""
 
-    SCHEMA: ClassVar[str] = "rlk.manifest/2"
+    SCHEMA: ClassVar[str] = "rlk.manifest/3"
 
     run_id: str
     command: Command

@@ -147,5 +147,6 @@ def pretended_gpu() -> Iterator[None]:
     def module(op: str, device: str) -> Any:
         return _Form(op) if device == "cuda" else cpu(op, device)
 
-    with patch.object(forms, "_module", module), PretendGpu():
+    quiet = {name: lambda *_: 0 for name in ("memory_allocated", "synchronize", "empty_cache")}
+    with patch.object(forms, "_module", module), patch.multiple(torch.cuda, **quiet), PretendGpu():
         yield
