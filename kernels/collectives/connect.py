@@ -45,6 +45,12 @@ def transport_of(*groups: Collective) -> str:
     return used.pop() if used else "none"
 
 
+def arena_bytes(*groups: Collective) -> int:
+    """Bytes of the device that the groups hold for as long as they live; a transport over the host has none."""
+    described = [group.describe() for group in groups if hasattr(group, "describe")]
+    return sum(int(said["arena_bytes"]) for said in described)
+
+
 def disconnect(*groups: Collective) -> None:
     """Gives back what groups hold beyond their objects' lives, before the gloo groups under them end. All ranks call
     it together."""

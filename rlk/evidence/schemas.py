@@ -103,7 +103,7 @@ class Holding(Part):
     while it is used.
     """
 
-    name: Literal["weights", "reference", "masters", "first moments", "second moments", "gradients"]
+    name: Literal["weights", "reference", "masters", "first moments", "second moments", "gradients", "arenas"]
     bytes: Count
     during_rollout: Literal["resident", "offloaded", "released"]
 

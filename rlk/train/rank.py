@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from rlk.kernels.collectives.base import Alone, Collective
-from rlk.kernels.collectives.connect import connect, disconnect, transport_of
+from rlk.kernels.collectives.connect import arena_bytes, connect, disconnect, transport_of
 from rlk.kernels.devices import gpu_name, release_cached
 from rlk.kernels.proof import Proof
 from rlk.kernels.proof_shared import prove_once
@@ -170,11 +170,15 @@ class TrainRank:
             "gpu": gpu_name(worker.device),
             "transport": transport_of(context.tp, context.cp),
             "offload": worker.residence.offloads > 0,
-            "holdings": worker.holdings(),
+            "holdings": (*worker.holdings(), self._arenas()),
             "freed_bytes": worker.residence.freed_bytes,
             "model_class": f"{type(worker.model).__module__}.{type(worker.model).__qualname__}",
             "kernels": {p.name: p.form for p in self.proofs},
         }
+
+    def _arenas(self) -> dict[str, Any]:
+        context = self.worker.context
+        return {"name": "arenas", "bytes": arena_bytes(context.tp, context.cp), "during_rollout": "resident"}
 
     def proof_sentences(self) -> list[tuple[str, str, str]]:
         """Name, form and proof of every kernel choice."""

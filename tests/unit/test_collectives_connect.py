@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlk.kernels.collectives.base import Alone
-from rlk.kernels.collectives.connect import connect, disconnect, transport_of
+from rlk.kernels.collectives.connect import arena_bytes, connect, disconnect, transport_of
 from rlk.kernels.collectives.staged import HostStaged
 from tests.unit.ranks import ThreadCollective, _Meeting
 
@@ -32,3 +32,12 @@ def test_what_a_group_holds_is_given_back_once() -> None:
 
     disconnect(Alone(), Holding())
     assert closed == ["closed"]
+
+
+def test_only_a_devices_arenas_are_counted() -> None:
+    class OnDevice(Alone):
+        def describe(self) -> dict[str, object]:
+            return {"arena_bytes": 64 << 20}
+
+    assert arena_bytes(Alone(), HostStaged(Alone())) == 0
+    assert arena_bytes(OnDevice(), OnDevice()) == 128 << 20
