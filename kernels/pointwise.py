@@ -54,9 +54,10 @@ def add(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def rope_tables(theta: float, head_dim: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin [length, head_dim / 2], fp32 from float64 angles (Su et al., 2021). Never cast: bf16 cannot tell
-    256 from 257."""
-    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    angles = torch.arange(length, dtype=torch.float64)[:, None] * inverse
+    256 from 257. Always computed on the CPU: move them to where they are used."""
+    here = torch.device("cpu")  # named, since vLLM makes its own device torch's default while it builds a model
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=here) / head_dim)
+    angles = torch.arange(length, dtype=torch.float64, device=here)[:, None] * inverse
     return angles.cos().float(), angles.sin().float()
 
 

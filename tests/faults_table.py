@@ -21,7 +21,7 @@ UNPLACED = {
     "gradient-zeroed": "every train rank does the same, and no rank computes it twice",
     "lr-zero": "every train rank takes the same rate",
     "master-not-exported": "every train rank keeps its weights, and the engines get the same",
-    "nan-on-one-rank": "the run stops in that step, and the manifest names the rank",
+    "nan-on-one-rank": "the run stops in that step, and the manifest names the sample",
 }
 """Faults of one side in which no two ranks compute different bits of one thing, and why."""
 

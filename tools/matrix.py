@@ -24,6 +24,7 @@ from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, MatrixEvidence, NativeArm, composed, problems, record
 from rlk.evidence.record import Record
 from rlk.plan.derive import Plan, derive
+from rlk.plan.errors import ConfigErrors
 from rlk.plan.matrix import Matrix, MatrixCell, listed
 from tools import matrix_page
 
@@ -72,7 +73,9 @@ def _memory(outcome: Outcome) -> dict[str, int]:
     if not outcome.steps:
         return {}
     readback = Record(Path(outcome.run_dir)).manifest.readback
-    return {"kv cache": readback.engines[0][0].kv_cache_bytes}
+    train, engine = readback.train[0], readback.engines[0][0]
+    held = {f"{one.name} ({one.during_rollout})": one.bytes for one in train.holdings}
+    return {**held, "given back by the last offload": train.freed_bytes, "kv cache": engine.kv_cache_bytes}
 
 
 def _record(cell: MatrixCell, outcome: Outcome, code: str | None, seconds: float) -> CellRecord:
@@ -150,7 +153,10 @@ def main(
     wanted = [cell for cell in ready if cell.id not in done or (native and done[cell.id].native is None)]
     wanted.sort(key=lambda cell: cell.id in failed)  # what failed is tried again after what was not tried yet
     if wanted:
-        refuse(wanted[0].plan, os.environ)
+        try:
+            refuse(wanted[0].plan, os.environ)
+        except ConfigErrors as error:
+            raise click.UsageError(str(error)) from error
     pool = Pool(Path(runs))
     with interruptible(), ExitStack() as ending:
         ending.callback(pool.stop)

@@ -102,7 +102,7 @@ def costs(cells: Sequence[MatrixCell], evidence: MatrixEvidence, name: str) -> s
     """The text of the page of a flat list: every cell, also those that were not run."""
     found = {one.id: one for one in evidence.cells}
     ran = sum(cell.id in found for cell in cells)
-    total = f"{ran} of {len(cells)} cells were run, on {evidence.device}."
+    total = f"{ran} of {len(cells)} cells were run{f', on {evidence.device}' if ran else ' so far'}."
     return COSTS.format(name=name, total=total) + "".join(_cost(cell.id, found.get(cell.id)) for cell in cells)
 
 

@@ -28,7 +28,7 @@ it was, and one after a change of the tests makes only those mutants again that 
   objects Python shares.
 - **Noticed**: a test failed, the changed module could not be imported, or a test ran for longer than a minute of CPU.
 - **Survived**: every test that executes the statement passed. Those that matter got a test
-  (`tests/unit/test_evidence_edges.py` and its neighbours); why the others may stay stands below
+  (`tests/unit/test_evidence_*_edges.py` and their neighbours); why the others may stay stands below
   (`tools/mutant_reasons.py`).
 """
 
@@ -84,8 +84,8 @@ def page(modules: Sequence[Module], survivors: Sequence[Survivor]) -> str:
 def _summary(modules: Sequence[Module], survivors: Sequence[Survivor]) -> Iterator[str]:
     mutants, made, run, noticed = (sum(getattr(m, n) for m in modules) for n in ("mutants", "made", "run", "noticed"))
     explained = sum(1 for s in survivors if s.why)
-    yield f"Of {mutants} mutants {made} were to be made and **{run} were run: {noticed} noticed, {run - noticed}"
-    yield f"survived**, of which {explained} are explained."
+    yield f"Of {mutants} mutants {made} were to be made and {run} were run:"
+    yield f"**{noticed} noticed, {run - noticed} survived**, of which {explained} are explained."
 
 
 def _table(modules: Sequence[Module], survivors: Sequence[Survivor]) -> Iterator[str]:

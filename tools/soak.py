@@ -83,7 +83,7 @@ def main(steps: int, every: int, tp: int, rollout_tp: int, output: str, runs: st
     said = {"steps": steps, "tp": tp, "rollout_tp": rollout_tp, "output_root": runs, "profile": "tiny-cpu", **sampling}
     plan = load_plan("run", said, {}, ROOT)
     plan = plan.with_run_id(new_run_id(plan.cell, datetime.now(), secrets.token_hex(2)))
-    began = time.monotonic()
+    began, code = time.monotonic(), revision()
     with LiveView(sys.stderr, steps) as view, interruptible(), Session(plan) as session:
         session.start(view)
         samples = Samples(view, session, every)
@@ -92,7 +92,7 @@ def main(steps: int, every: int, tp: int, rollout_tp: int, output: str, runs: st
         command=shlex.join(["python", "-m", "tools.soak", *sys.argv[1:]]),
         device=f"{platform.processor() or platform.machine()}, CPU",
         versions=versions(),
-        revision=revision(),
+        revision=code,
         id=plan.cell,
         length=outcome.steps,
         tokens=outcome.tokens_compared,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 PLACE = "cuda, interpreted" if INTERPRETED else "cuda"
 """How the forms begin when they say which implementation runs."""
 
+ALONE = threading.Lock() if INTERPRETED else nullcontext()
+"""The interpreter changes Triton's own modules for the time of a launch: ranks that are threads take turns."""
+
 if INTERPRETED:
     interpreter.repair()
 
@@ -30,7 +35,8 @@ def run(
     program says twice. There is no autotuning: a timed choice could differ between two processes.
     """
     if 0 not in grid:
-        kernel[grid](*args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
+        with ALONE:
+            kernel[grid](*args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
 
 
 def take(t: torch.Tensor, dtype: torch.dtype, *, contiguous: bool = True) -> torch.Tensor:

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +17,31 @@ from ray.core.generated import common_pb2, gcs_pb2
 
 from rlk.driver import token
 from rlk.driver.errors import RunError
+from rlk.driver.gpus import VISIBLE
 from rlk.driver.processes import Ledger
 from rlk.evidence.ray_status import CLEAN_CAUSES, Actor
+from rlk.kernels.proof_shared import FOLDER as PROOFS
 
 log = logging.getLogger(__name__)
 
+RAY_LEAVES_GPUS = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 OBJECT_STORE_BYTES = 256 << 20
+"""Of Ray's object store, beyond the weights that travel through it."""
 
 
 class Cluster:
     """Ray, and the actors on it by role."""
 
-    def __init__(self, actors: int, stop_s: float) -> None:
+    def __init__(self, actors: int, stop_s: float, weights_bytes: int = 0, gpus: Sequence[str] = ()) -> None:
+        """weights_bytes: of one version of the model. gpus: indices of those that the ranks are spread over."""
         self.ledger = Ledger()
         self.handles: dict[str, Any] = {}
         self._names: dict[str, str] = {}  # Ray's name of an actor, which never changes, by the role that it has now
         self._added = 0
         self._slots, self._stop_s = actors, stop_s
+        # What the trainer exports, and the same cut for the engines, while an earlier version may not be gone yet.
+        self._store_bytes = OBJECT_STORE_BYTES + 3 * weights_bytes
+        self._gpus = tuple(gpus)
         self._folder: Path | None = None
 
     def start(self) -> None:
@@ -57,7 +65,7 @@ class Cluster:
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=self._store_bytes,
             _temp_dir=str(self._folder),
             _system_config={
                 # All ranks start at once, however few the cores: Ray would start two by two and warn about the rest.
@@ -81,7 +89,15 @@ class Cluster:
 
     def _options(self, slot: int, environment: Mapping[str, str]) -> dict[str, Any]:
         """How Ray starts an actor of a slot."""
-        return {"num_cpus": 1, "runtime_env": {"env_vars": dict(environment)}}
+        return {"num_cpus": 1, "runtime_env": {"env_vars": {**environment, **self._gpu_of(slot)}}}
+
+    def _gpu_of(self, slot: int) -> dict[str, str]:
+        """Slots are spread over the GPUs, and a process sees its own GPU only."""
+        if not self._gpus:
+            return {}
+        # Ray hides all GPUs from an actor that asks for none, unless it is told to leave the variable alone.
+        gpu = self._gpus[slot * len(self._gpus) // (self._slots // 2)]
+        return {VISIBLE: gpu, RAY_LEAVES_GPUS: "1", PROOFS: f"{self._folder}/proofs"}
 
     def assign(self, roles: Mapping[str, str]) -> None:
         """Gives actors other roles: new by old."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
+import ray
 
 from rlk.driver.actors import EngineActor, TrainActor
 from rlk.driver.cluster import Cluster
@@ -64,8 +64,16 @@ class Trainer:
         """One optimizer step; differentiated log-probabilities and report, by rank."""
         return self._call("update", self.plan.profile.timeouts.train_s, "update", coefficients)
 
-    def export(self) -> list[dict[str, torch.Tensor]]:
-        """Stored shards, by tensor-parallel rank."""
+    def offload(self) -> None:
+        """Every rank leaves its GPU to the engines."""
+        self._call("offload", self.plan.profile.timeouts.sync_s, "offload")
+
+    def restore(self) -> None:
+        """Every rank takes its GPU back."""
+        self._call("restore", self.plan.profile.timeouts.sync_s, "restore")
+
+    def export(self) -> list[dict[str, Bits]]:
+        """Words of the stored shards, by tensor-parallel rank."""
         return self._holders("export")
 
     def described(self) -> list[list[tuple[str, int, str]]]:
@@ -151,7 +159,10 @@ class Engines:
         """Overwrites weights and names them; shards by tensor-parallel rank, the same for every engine unless a fault
         was asked for. Drops the cache."""
         given = [fault.shards(e, shards) if fault else shards for e in range(self.plan.engines)]
-        args = {(e, r): (given[e][r % self.plan.rollout.tp],) for e, r in self.ranks}
+        # Each part once in the memory that all processes share, however many engines take it.
+        parts = {id(part): part for parts in given for part in parts}
+        put = {name: ray.put(part) for name, part in parts.items()}
+        args = {(e, r): (put[id(given[e][r % self.plan.rollout.tp])],) for e, r in self.ranks}
         self._by_engine("weight load", self.plan.profile.timeouts.sync_s, "load", args)
         self._by_engine("commit", self.plan.profile.timeouts.sync_s, "commit", dict.fromkeys(self.ranks, (version,)))
 

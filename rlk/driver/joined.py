@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -18,6 +20,7 @@ from rlk.driver.cluster import Cluster, quiet
 from rlk.driver.errors import RunError
 from rlk.driver.gpus import VISIBLE, Gpu, visible_gpus
 from rlk.driver.provenance import ROOT
+from rlk.kernels.proof_shared import FOLDER as PROOFS
 from rlk.plan.derive import Plan
 from rlk.plan.placement import Placement, placement
 
@@ -44,6 +47,7 @@ class JoinedCluster(Cluster):
         if address is None:
             raise RunError("no RAY_ADDRESS in the environment: `rlk job` is what Ray starts of a submission")
         quiet()
+        self._folder = Path(tempfile.mkdtemp(prefix="rlk-"))
         # Names of actors are those of a namespace: another run on the same cluster has the same.
         options = {"namespace": f"rlk-{self.plan.run_id}", "log_to_driver": False, "configure_logging": False}
         try:
@@ -86,10 +90,11 @@ class JoinedCluster(Cluster):
         """See Cluster. The actor runs this interpreter on this checkout, whatever the cluster was started with."""
         assert self._placement is not None
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        variables = {**environment, "PYTHONPATH": path, PROOFS: f"{self._folder}/proofs"}
         return {
             "num_cpus": 1,
             "num_gpus": self._placement.actor_gpus,
-            "runtime_env": {"env_vars": {**environment, "PYTHONPATH": path}, "py_executable": sys.executable},
+            "runtime_env": {"env_vars": variables, "py_executable": sys.executable},
             **self._bundle(slot),
         }
 

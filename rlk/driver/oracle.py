@@ -43,8 +43,8 @@ class Oracle:
         """Takes the plan of the next run, which has the same model."""
         self.plan = plan
 
-    def load(self, exports: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Takes the weights of one version: stored shards, bf16, by tensor-parallel rank of the trainer."""
+    def load(self, exports: Sequence[Mapping[str, Bits]]) -> None:
+        """Takes the weights of one version: words of stored shards, by tensor-parallel rank of the trainer."""
         tensors = assembled(self.plan.shape, recut(exports, 1)[0])
         self._weights = weights_hash(_fingerprints(self.plan.shape, tensors))
         if self.plan.shape.tie_word_embeddings:
@@ -89,12 +89,17 @@ class Oracle:
 def assembled(shape: ModelShape, shards: Mapping[str, Bits]) -> dict[str, torch.Tensor]:
     """Whole tensors, bf16, by checkpoint name, from stored parameters that hold all virtual shards."""
     params = parameters(shape)
-    stored = {name: torch.from_numpy(words).view(torch.bfloat16) for name, words in shards.items()}
+    stored = {name: torch.from_numpy(_own(words)).view(torch.bfloat16) for name, words in shards.items()}
     out = {t.hf_name: torch.empty(t.shape, dtype=torch.bfloat16) for p in params for t in p.tensors}
     for tensor, r, part in exported(params, stored, ParallelContext()):
         whole = out[tensor.hf_name].view(-1, tensor.width)
         whole[r.row0 : r.row0 + part.shape[0], r.col0 : r.col0 + part.shape[1]] = part
     return out
+
+
+def _own(words: Bits) -> Bits:
+    """The array, or a copy of what Ray's object store lends for reading, which torch does not take."""
+    return words if words.flags.writeable else words.copy()
 
 
 def _fingerprints(shape: ModelShape, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -18,8 +18,8 @@ from rlk.plan.derive import Plan
 from rlk.plan.errors import ConfigErrors, shown
 
 ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-# Memory of these comes from CUDA's virtual memory management or from its own pools, which a CUDA IPC handle cannot
-# export: the trainer's and the engines' arenas, and whatever else shares a segment with them, would fail at a peer.
+# Memory of these comes from CUDA's virtual memory management or from pools of CUDA's own, which CUDA IPC cannot export.
+# Arenas are taken from the driver and not from torch; whatever of torch's own is exported would fail at a peer.
 # NCCL_CUMEM_ENABLE is no such setting: what it places there are buffers of NCCL's own, which nobody exports. vLLM's
 # sleep mode would be one; it is an argument of the engine, and no engine here is started with it.
 _NOT_EXPORTABLE = {"expandable_segments": ("true", "1"), "backend": ("cudamallocasync",)}

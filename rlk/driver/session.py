@@ -4,6 +4,7 @@ initial state of the same or of another topology."""
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 from rlk.driver.cluster import Cluster
 from rlk.driver.errors import RunError
+from rlk.driver.gpus import visible_gpus
 from rlk.driver.groups import Engines, Trainer
 from rlk.driver.manifest import Said
 from rlk.driver.oracle import Oracle
@@ -19,6 +21,8 @@ from rlk.driver.step import StepRunner
 from rlk.driver.waiting import collect
 from rlk.evidence.ray_status import CLEAN_CAUSES, Actor, RayStatus
 from rlk.evidence.writer import RunWriter
+from rlk.model.layout import stored_bytes
+from rlk.model.seeded import ensure_weights
 from rlk.plan.derive import Plan
 from rlk.train.data import PromptSet
 
@@ -30,8 +34,7 @@ class Session:
 
     def __init__(self, plan: Plan, cluster: Cluster | None = None) -> None:
         self.plan = plan
-        # Room for the trainer's ranks, and for the most that engines use.
-        self.cluster = cluster or Cluster(2 * plan.ranks, plan.profile.timeouts.stop_s)
+        self.cluster = cluster or _cluster_for(plan)
         self._fresh, self._sound = True, True
         self._ended: tuple[Actor, ...] | None = None
 
@@ -41,6 +44,10 @@ class Session:
         Raises:
             RunError: names who failed or did not come in time.
         """
+        profile = self.plan.profile
+        if profile.weights_seed is not None:
+            watch.phase(None, "drawing random weights where there are none")
+            ensure_weights(Path(profile.model), self.plan.shape, profile.weights_seed)
         watch.phase(None, "starting Ray")
         self.cluster.start()
         watch.phase(
@@ -87,7 +94,8 @@ class Session:
             raise RunError("the session holds the weights of an earlier run: reset it first")
         self._fresh, self._sound = False, False
         profile = self.plan.profile
-        data = PromptSet(Path(profile.prompts), Path(profile.model) / "tokenizer.json", profile.max_prompt_len)
+        tokenizer = Path(profile.model) / "tokenizer.json"
+        data = PromptSet(Path(profile.prompts), tokenizer, profile.max_prompt_len, profile.reward)
         self.oracle.serve(self.plan)
         steps = StepRunner(self.plan, self.trainer, self.engines, data, self.oracle, writer, watch)
         steps.initial_weights()
@@ -119,3 +127,10 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _cluster_for(plan: Plan) -> Cluster:
+    """A Ray of this session's own, with room for the trainer's ranks and for the most that engines use."""
+    gpus = visible_gpus(os.environ) if plan.profile.device == "cuda" else ()
+    used = [str(gpu.index) for gpu in gpus[: plan.profile.gpus_of(len(gpus))]]
+    return Cluster(2 * plan.ranks, plan.profile.timeouts.stop_s, stored_bytes(plan.shape), used)

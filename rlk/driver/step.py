@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -63,6 +64,7 @@ class StepRunner:
         self.plan, self.trainer, self.engines = plan, trainer, engines
         self.data, self.oracle, self.writer, self.watch = data, oracle, writer, watch
         self.fault = sync_fault(plan.config.inject)
+        self.aside = ThreadPoolExecutor(1)  # the oracle computes in this process while it waits for the ranks
 
     def initial_weights(self) -> None:
         """Fingerprints of version 0, which both sides read from the same checkpoint.
@@ -79,11 +81,15 @@ class StepRunner:
         prompts = self._prompts(step)
         with clock.phase("rollout"):
             self.watch.phase(step, "rollout")
+            if self.plan.offload:
+                self.trainer.offload()
             rollouts, generated, agree = self._rollout(step, prompts)
+            if self.plan.offload:
+                self.trainer.restore()
         samples = merge(rollouts)
         self.watch.tokens(len(samples.tokens))
         batch = self._rewards(step, samples, prompts)
-        self.writer.oracle(step, self.oracle.weights, self.oracle.look(step, samples))
+        looking = self.aside.submit(self.oracle.look, step, samples)
         with clock.phase("score"):
             self.watch.phase(step, "score")
             train_samples = list(_train_samples(self.plan, step, samples))
@@ -98,6 +104,7 @@ class StepRunner:
             self.watch.phase(step, "train")
             updates = self.trainer.update(loss.coefficients)
         self._write_train(step, scores, [logprob for logprob, _ in updates])
+        self.writer.oracle(step, self.oracle.weights, looking.result())
         with clock.phase("sync"):
             self.watch.phase(step, "sync")
             exports = self.trainer.export()
@@ -232,4 +239,5 @@ def _generated(before: dict[str, int], after: dict[str, int]) -> Generated:
         chunks=spent("chunks"),
         cached_tokens=spent("cached_tokens"),
         preemptions=spent("preemptions"),
+        graph_replays=spent("graph_replays"),
     )

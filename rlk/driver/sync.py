@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rlk.driver.errors import RunError
 from rlk.evidence.schemas import Fingerprints, TensorEntry, Update
@@ -20,24 +19,20 @@ Bits = npt.NDArray[np.uint16]
 Parts = Mapping[str, tuple[int, int]]
 
 
-def recut(exports: Sequence[Mapping[str, torch.Tensor]], tp: int) -> list[dict[str, Bits]]:
+def recut(exports: Sequence[Mapping[str, Bits]], tp: int) -> list[dict[str, Bits]]:
     """Stored shards by trainer TP rank to stored shards by engine TP rank: virtual shards change owner, replicated
     ones stay."""
     out: list[dict[str, Bits]] = [{} for _ in range(tp)]
     for name, first in exports[0].items():
-        if first.dim() == 1:
+        if first.ndim == 1:
             for part in out:
-                part[name] = _bits(first)
+                part[name] = first
             continue
-        whole = torch.cat([export[name] for export in exports])
+        whole = first if len(exports) == 1 else np.concatenate([export[name] for export in exports])
         for rank, part in enumerate(out):
             n = VIRTUAL // tp
-            part[name] = _bits(whole[rank * n : (rank + 1) * n])
+            part[name] = whole[rank * n : (rank + 1) * n]
     return out
-
-
-def _bits(t: torch.Tensor) -> Bits:
-    return t.contiguous().view(torch.uint16).numpy()
 
 
 def replicated_names(plan: Plan) -> frozenset[str]:

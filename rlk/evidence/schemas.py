@@ -96,6 +96,18 @@ class Process(Part):
     role: str
 
 
+class Holding(Part):
+    """One kind of a train rank's state: its bytes, and where it lies while engines generate.
+
+    resident: on the rank's device. offloaded: on the host, and moved back before training. released: it exists only
+    while it is used.
+    """
+
+    name: Literal["weights", "reference", "masters", "first moments", "second moments", "gradients", "arenas"]
+    bytes: Count
+    during_rollout: Literal["resident", "offloaded", "released"]
+
+
 class TrainReadback(Part):
     """Effective settings, as one train rank reports them after the last step."""
 
@@ -110,7 +122,14 @@ class TrainReadback(Part):
     master_dtype: str
     token_budget: Count
     padded_vocab: Count
+    device: str
+    gpu: str | None
+    """Name and UUID of the GPU; ranks with the same one share it."""
+    transport: str
     offload: bool
+    holdings: tuple[Holding, ...]
+    freed_bytes: Count
+    """Bytes of the device's memory that the last offload gave back."""
     model_class: str
     kernels: dict[str, str]
 
@@ -138,6 +157,9 @@ class EngineReadback(Part):
     cp: Count
     decode_cp: Count
     world_size: Count
+    device: str
+    gpu: str | None
+    transport: str
     mode: Mode
     dtype: str
     max_model_len: Count
@@ -168,7 +190,7 @@ class Readback(Part):
 class Manifest(Document):
     """manifest.json: what was asked, what ran, with which code, and how it ended."""
 
-    SCHEMA: ClassVar[str] = "rlk.manifest/2"
+    SCHEMA: ClassVar[str] = "rlk.manifest/3"
 
     run_id: str
     command: Command
@@ -203,6 +225,8 @@ class Generated(Part):
     chunks: Count
     cached_tokens: Count
     preemptions: Count
+    graph_replays: Count = 0
+    """Model executions that ran a captured CUDA graph."""
 
 
 class Seconds(Part):

@@ -45,6 +45,8 @@ def requested_train(plan: Plan, rank: int) -> dict[str, Any]:
         "master_dtype": MASTER_DTYPE,
         "token_budget": plan.token_budget,
         "padded_vocab": plan.padded_vocab,
+        "device": plan.profile.device,
+        "transport": plan.transport if plan.ranks > 1 else "none",
         "offload": plan.offload,
         "model_class": TRAIN_MODEL,
     }
@@ -60,6 +62,8 @@ def requested_engine(plan: Plan, engine: int, rank: int) -> dict[str, Any]:
         "cp": plan.rollout.cp,
         "decode_cp": 1,
         "world_size": plan.engine_ranks,
+        "device": plan.profile.device,
+        "transport": plan.transport if plan.engine_ranks > 1 else "none",
         "mode": plan.config.mode,
         "dtype": DTYPE,
         "max_model_len": plan.max_model_len,

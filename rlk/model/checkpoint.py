@@ -15,6 +15,8 @@ from rlk.kernels import state
 from rlk.model.layout import Param, Region, Tensor
 from rlk.model.parallel import ParallelContext
 
+HOST = torch.device("cpu")
+
 
 class CheckpointError(RuntimeError):
     """A checkpoint lacks a tensor, or holds one of another shape or dtype."""
@@ -35,14 +37,15 @@ def held_shards(param: Param, context: ParallelContext) -> Iterable[int]:
     return (0,) if param.replicated else context.shards
 
 
-def empty_stored(param: Param, context: ParallelContext, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Zeros in the stored shape."""
+def empty_stored(param: Param, context: ParallelContext, device: torch.device = HOST) -> torch.Tensor:
+    """bf16 zeros in the stored shape."""
     shape = param.shard_shape
-    return torch.zeros(shape if param.replicated else (len(context.shards), *shape), dtype=dtype)
+    whole = shape if param.replicated else (len(context.shards), *shape)
+    return torch.zeros(whole, dtype=torch.bfloat16, device=device)
 
 
 def load(path: Path, params: Iterable[Param], context: ParallelContext) -> dict[str, torch.Tensor]:
-    """The rank's shards of a safetensors checkpoint folder, bf16, as `Qwen3.load` takes them.
+    """The rank's shards of a safetensors checkpoint folder, bf16 on the host, as `Qwen3.load` takes them.
 
     Raises:
         CheckpointError: a tensor is missing, or not bf16 of the shape that config.json implies.

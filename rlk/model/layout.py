@@ -8,6 +8,7 @@ gradient's chain.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -128,3 +129,9 @@ def parameters(shape: ModelShape) -> tuple[Param, ...]:
     if not shape.tie_word_embeddings:
         out.append(vocabulary("head", "lm_head", "head"))
     return tuple(out)
+
+
+def stored_bytes(shape: ModelShape) -> int:
+    """Bytes of all parameters, bf16, padding included."""
+    shards = {True: 1, False: VIRTUAL}
+    return 2 * sum(math.prod(p.shard_shape) * shards[p.replicated] for p in parameters(shape))

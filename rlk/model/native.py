@@ -117,7 +117,7 @@ class NativeOps:
 def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """torch's attention for rows q [T, H, D] at absolute positions int64 [T] against keys 0.. of one sequence [n,
     HK, D]."""
-    mask = torch.arange(k.shape[0])[None, :] <= positions[:, None]
+    mask = torch.arange(k.shape[0], device=k.device)[None, :] <= positions[:, None]
     qh, kh, vh = (t.transpose(0, 1)[None] for t in (q, k, v))
     out = functional.scaled_dot_product_attention(qh, kh, vh, attn_mask=mask, enable_gqa=True)
     return out[0].transpose(0, 1)
@@ -133,7 +133,7 @@ def token_log_probabilities(
     """
     scaled = logits.float() / temperature[:, None]
     ordered, index = scaled.sort(1, descending=True)
-    rank = torch.arange(logits.shape[1])[None]
+    rank = torch.arange(logits.shape[1], device=logits.device)[None]
     kept = rank < top_k[:, None]
     share = ordered.masked_fill(~kept, float("-inf")).softmax(1)
     kept &= (share.cumsum(1) - share) < top_p[:, None]

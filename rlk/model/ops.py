@@ -65,7 +65,7 @@ class CanonicalOps:
         height = table.shape[0] * table.shape[1]
         local = (ids - tp.rank * height).clamp(0, height - 1)
         rows = tp.all_gather(table.view(height, -1)[local], "embedding")
-        return rows[ids // height, torch.arange(ids.numel())]
+        return rows[ids // height, torch.arange(ids.numel(), device=ids.device)]
 
     def column(self, x: torch.Tensor, w: torch.Tensor, tp: Collective) -> torch.Tensor:
         """See Ops. One chain over all of K; the parallel group is not needed."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rlk.kernels import pointwise
-from rlk.model.checkpoint import empty_stored
+from rlk.model.checkpoint import HOST, empty_stored
 from rlk.model.layout import parameters
 from rlk.model.ops import Ops
 from rlk.model.parallel import ParallelContext
@@ -58,12 +58,16 @@ class Qwen3:
         ops: Ops,
         max_positions: int,
         weights: dict[str, torch.Tensor] | None = None,
+        device: torch.device = HOST,
     ) -> None:
-        """Without `weights` (stored parameters by name, held, not copied) the model starts as zeros: see `load`."""
+        """Without `weights` (stored parameters on `device` by name, held, not copied) the model starts as zeros: see
+        `load`."""
         self.shape, self.context, self.ops = shape, context, ops
         self.params = parameters(shape)
-        self.weights = {p.name: empty_stored(p, context) for p in self.params} if weights is None else weights
-        self.cos, self.sin = pointwise.rope_tables(shape.rope_theta, shape.head_dim, max_positions)
+        self.device = device
+        self.weights = {p.name: empty_stored(p, context, device) for p in self.params} if weights is None else weights
+        tables = pointwise.rope_tables(shape.rope_theta, shape.head_dim, max_positions)
+        self.cos, self.sin = (table.to(device) for table in tables)
         self._prepared: dict[str, torch.Tensor] = {}
 
     @property
@@ -88,6 +92,10 @@ class Qwen3:
             held.copy_(value)
             if held.dim() == 3:
                 self._prepared.pop(name, None)
+
+    def forget_prepared(self) -> None:
+        """Drops what was made from the weights, which may be views that keep their memory."""
+        self._prepared.clear()
 
     def prepared(self, name: str) -> torch.Tensor:
         """A weight as the device multiplies with it, made on first use after a write."""

@@ -48,8 +48,10 @@ class Plan:
     """Tokens a rank per micro-batch; a sample is never split, so a longer one is a micro-batch of its own."""
     logical_budget: int
     """Tokens of a micro-batch over the CP ranks."""
+    transport: Literal["shared-memory", "host-staged", "cuda-ipc"]
+    """How ranks of a group exchange bytes."""
     graph_sizes: tuple[int, ...]
-    """Batch sizes of the captured CUDA graphs; empty on a CPU."""
+    """Batch sizes of the captured CUDA graphs; empty on a CPU, and where a step meets the host."""
     padded_vocab: int
     prompts_per_step: int
     samples_per_prompt: int
@@ -140,7 +142,8 @@ def derive(config: RunConfig, profile: Profile, shape: ModelShape) -> Plan:
         engine_cap=cap,
         token_budget=budget,
         logical_budget=budget * train.cp,
-        graph_sizes=_graph_sizes(profile, prompts * samples, engines),
+        transport=_transport(profile),
+        graph_sizes=_graph_sizes(config, profile, prompts * samples, engines),
         padded_vocab=shape.padded_vocab,
         prompts_per_step=prompts,
         samples_per_prompt=samples,
@@ -164,12 +167,34 @@ def _engines(profile: Profile, rollout: Topology) -> tuple[int, str | None]:
     return allowed, f"{allowed} of {fitting} engines: profile {profile.name} allows at most {allowed}"
 
 
-def _graph_sizes(profile: Profile, samples: int, engines: int) -> tuple[int, ...]:
+def _graph_sizes(config: RunConfig, profile: Profile, samples: int, engines: int) -> tuple[int, ...]:
     """Decode batch sizes to capture: 1, 2, 4, then multiples of 8, up to what one engine can have in flight."""
-    if profile.device != "cuda":
+    if profile.device != "cuda" or _eager(config, profile):
         return ()
     most = min(profile.engine.max_num_seqs, -(-samples // engines))
     return tuple(sorted({size for size in (1, 2, 4, *range(8, most, 8)) if size < most} | {most}))
+
+
+def _transport(profile: Profile) -> Literal["shared-memory", "host-staged", "cuda-ipc"]:
+    if profile.collectives == "cuda-ipc":
+        return "cuda-ipc"
+    return "shared-memory" if profile.device == "cpu" else "host-staged"
+
+
+def _eager(config: RunConfig, profile: Profile) -> str | None:
+    """Why no step of an engine on a GPU can be captured in a graph, or None."""
+    if config.rollout_tp > 1:
+        host = profile.collectives == "host"
+        return "its ranks exchange bytes through the host" if host else "exchanges of its ranks are not captured yet"
+    if config.rollout_cp > 1:
+        return "which pages a step takes from other ranks is found on the host"
+    if config.inject is not None:
+        return "a fault on purpose acts between ops"
+    if config.probe:
+        return "a probe reads what every op returns"
+    if config.mode == "native":
+        return "native attention looks at lengths on the host"
+    return None
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
@@ -184,6 +209,10 @@ def _notes(plan: Plan) -> tuple[str, ...]:
         notes.append(f"{plan.engine_cap}.")
     if plan.offload:
         notes.append("Train state is offloaded during rollout: train TP and rollout TP are both 1.")
+    if plan.profile.device == "cuda" and (reason := _eager(config, plan.profile)):
+        notes.append(f"No decode step of an engine is captured in a CUDA graph: {reason}.")
+    if plan.profile.reward == "parity":
+        notes.append("The reward is 1 where the token ids of a response have an even sum: the model knows no answer.")
     if plan.max_model_len > plan.logical_budget:
         notes.append(f"A sample above {plan.logical_budget} tokens is a micro-batch of its own.")
     if config.inject is not None:

@@ -22,7 +22,11 @@ _ENGINE = {
 }
 _ENGINE_CPU = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # binding fails beyond one rank
-    "RLK_PLATFORM": "1",  # switches our vLLM CPU platform plugin on
+    "RLK_PLATFORM": "cpu",  # switches our vLLM CPU platform plugin on
+}
+_ENGINE_CUDA = {
+    "VLLM_DISABLE_PYNCCL": "1",  # NCCL refuses two ranks on one device
+    "RLK_PLATFORM": "cuda",  # switches our vLLM CUDA platform plugin on: gloo between ranks
 }
 # Without these cuBLAS splits K at small M, which is another order of additions.
 _CUDA = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
@@ -35,4 +39,4 @@ def train_environment(device: Device) -> dict[str, str]:
 
 def engine_environment(device: Device) -> dict[str, str]:
     """Variables of an engine rank, set before its Python starts."""
-    return {**_EVERYWHERE, **_ENGINE, **(_CUDA if device == "cuda" else _ENGINE_CPU)}
+    return {**_EVERYWHERE, **_ENGINE, **({**_CUDA, **_ENGINE_CUDA} if device == "cuda" else _ENGINE_CPU)}

@@ -79,14 +79,23 @@ class Profile(BaseModel):
     """Where the ranks compute; cuda takes Hopper GPUs only."""
     ranks: Literal[1, 2, 4, 8] = 8
     """Processes of the trainer, TP x CP; the engines divide as many among themselves."""
+    collectives: Literal["host", "cuda-ipc"] = "host"
+    """How ranks exchange bytes: through memory of the host, which a GPU's tensors are copied to and from, or from GPU
+    to GPU through CUDA IPC."""
     gpus: Literal[1, 2, 4, 8] | None = None
     """GPUs of one host that the ranks are spread over; null: all that are visible, as far as they divide the ranks."""
     model: str
     """Folder of a Qwen3 checkpoint: config.json, tokenizer.json, safetensors."""
+    weights_seed: int | None = None
+    """Seed from which the model's weights are drawn at first use, where the folder holds a config.json and no weights;
+    for profiles of tests, whose model need not know anything."""
     reference: str | None = None
     """Checkpoint of the KL reference; the model itself if null."""
     prompts: str
     """JSONL with `prompt` and `label`."""
+    reward: Literal["answer", "parity"] = "answer"
+    """What earns a reward of 1: the label as the answer; or, for a test model whose weights are random and which knows
+    no answer, a response whose token ids have an even sum, so that rewards differ and advantages are not zero."""
     max_prompt_len: int = Field(ge=1)
     """Tokens of the longest prompt; a longer one stops the run instead of being cut."""
     prompts_per_step: int = Field(ge=1)
@@ -108,10 +117,22 @@ class Profile(BaseModel):
 
     @model_validator(mode="after")
     def _ranks_spread_evenly(self) -> Self:
+        if self.collectives != "host" and self.device == "cpu":
+            raise ValueError(f"collectives {self.collectives}: device cpu allows host")
         if self.gpus is not None and self.device == "cpu":
             raise ValueError(f"gpus {self.gpus}: device cpu takes none: leave it out")
         if self.gpus is not None and self.ranks % self.gpus:
             raise ValueError(f"gpus {self.gpus}: allowed is a number that divides the {self.ranks} ranks")
+        return self
+
+    @model_validator(mode="after")
+    def _meaningless_only_in_tests(self) -> Self:
+        if self.test:
+            return self
+        if self.reward != "answer":
+            raise ValueError(f"reward {self.reward}: allowed is answer: the others are for profiles with test true")
+        if self.weights_seed is not None:
+            raise ValueError(f"weights_seed {self.weights_seed}: random weights are for profiles with test true")
         return self
 
     def gpus_of(self, there: int) -> int:

@@ -207,8 +207,8 @@ def not_built(config: RunConfig, profile: Profile) -> Iterator[str]:
 
     The only place that knows: what gets built later loses its line here and nothing else changes.
     """
-    if profile.device == "cuda":
-        yield f"profile {profile.origin}: device cuda: this version runs cpu only; `rlk plan` shows the plan"
+    if config.rollout_cp > 1 and profile.device == "cuda" and config.mode == "native":
+        yield f"{OPTIONS['rollout_cp'].flag} {config.rollout_cp}: native mode on cuda runs 1 only"
 
 
 def _divisors(ranks: int) -> str:

@@ -7,12 +7,14 @@ from typing import Any
 
 from rlk.plan.derive import Plan
 
+WORKERS = {"cpu": "rlk.rollout.vllm_cpu_worker.CpuRankWorker", "cuda": "rlk.rollout.vllm_worker.RankWorker"}
 HOST = "127.0.0.1"  # all ranks of an engine are on one machine
 
 
-def rank_environment(rank: int, world: int, port: int) -> dict[str, str]:
+def rank_environment(rank: int, world: int, port: int, device: str) -> dict[str, str]:
     """What vLLM's external_launcher reads to find its place among the ranks of one engine."""
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
+    local = rank if device == "cpu" else 0  # to vLLM the number of a GPU, and each process sees its own one only
+    place = {"RANK": rank, "LOCAL_RANK": local, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
     return {"MASTER_ADDR": HOST, **{name: str(value) for name, value in place.items()}}
 
 
@@ -34,7 +36,7 @@ def engine_arguments(plan: Plan) -> dict[str, Any]:
     return {
         "model": plan.profile.model,
         "hf_overrides": {"architectures": [ARCHITECTURE]},
-        "worker_cls": "rlk.rollout.vllm_cpu_worker.CpuRankWorker",
+        "worker_cls": WORKERS[plan.profile.device],
         "additional_config": {PLAN_KEY: plan.to_json()},
         "dtype": "bfloat16",
         "skip_tokenizer_init": True,
@@ -57,6 +59,18 @@ def engine_arguments(plan: Plan) -> dict[str, Any]:
         "seed": engine_seed(plan),
         "disable_log_stats": True,
         "disable_cascade_attn": True,
+        **(_cuda_arguments(plan) if plan.profile.device == "cuda" else {}),
+    }
+
+
+def _cuda_arguments(plan: Plan) -> dict[str, Any]:
+    sizes = list(plan.graph_sizes)
+    graphs = {"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes} if sizes else {}
+    return {
+        # vLLM looks at the share of memory that is free even where the cache's size is given: ranks share a GPU.
+        "gpu_memory_utilization": 0.01,
+        "disable_custom_all_reduce": True,
+        "compilation_config": {"mode": 0, "custom_ops": ["none"], **graphs},
     }
 
 
@@ -83,6 +97,8 @@ def expected_settings(plan: Plan) -> dict[str, Any]:
         "worker.model": "rlk.rollout.vllm_model.RolloutQwen3",
         "worker.sampler": "vllm.v1.sample.sampler.Sampler" if native else "rlk.rollout.vllm_sampler.CanonicalSampler",
         "worker.ops": "native" if native else "canonical",
+        "worker.device": plan.profile.device,
+        "worker.transport": plan.transport if plan.engine_ranks > 1 else "none",
         "worker.attention": ["rlk.rollout.vllm_attention.PagedBackend"],
         "worker.attention_core": ["native_core" if native else "canonical_core"],
         "worker.attention_layers": plan.shape.layers,

@@ -11,8 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from rlk.kernels.devices import release_cached
 from rlk.plan.derive import Plan
 from rlk.plan.faults import injection, moment
 from rlk.rollout.arguments import (
@@ -52,7 +54,7 @@ class EngineRank:
         errors = environment_errors(self.plan, os.environ)
         if errors:
             raise RolloutError("; ".join(errors))
-        os.environ.update(rank_environment(rank, world, master_port))
+        os.environ.update(rank_environment(rank, world, master_port, self.plan.profile.device))
         self._cached_tokens = 0
         self._applied: set[Applied] = set()
         self._loading, self._version = False, 0
@@ -150,8 +152,10 @@ class EngineRank:
         if same_engine(Plan.from_json(plan_json), self.plan) and (engine, rank) == (self.engine, self.rank):
             self.reset(plan_json)
             return self.read_back()
+        self._rpc("disconnect")
         self.stop()
         gc.collect()  # vLLM's objects refer to each other: the memory of the old engine goes before the new one is made
+        release_cached(torch.device(self.plan.profile.device))
         self._take_place(plan_json, engine, rank, world, master_port)
         return self.start()
 

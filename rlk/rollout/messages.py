@@ -57,14 +57,15 @@ class Generation:
 class Counters:
     """Events since the start or the last reset, counted where they happen and not from what was returned.
 
-    steps: model executions. chunks: rows whose prompt was still incomplete after a step. preemptions: requests thrown
-    out of the KV cache. partitioned_steps: executions whose query rows were shared out over context-parallel ranks.
-    cached_tokens: prompt tokens found in the prefix cache. sampler_calls: calls of our sampler (0
-    in native mode). generated_samples, generated_tokens: requests that the scheduler admitted, and tokens that were
-    sampled and kept.
+    steps: model executions. graph_replays: those of them that ran a captured CUDA graph. chunks: rows whose prompt was
+    still incomplete after a step. preemptions: requests thrown out of the KV cache. partitioned_steps: executions whose
+    query rows were shared out over context-parallel ranks. cached_tokens: prompt tokens found in the prefix cache.
+    sampler_calls: calls of our sampler (0 in native mode). generated_samples, generated_tokens: requests that the
+    scheduler admitted, and tokens that were sampled and kept.
     """
 
     steps: int = 0
+    graph_replays: int = 0
     chunks: int = 0
     preemptions: int = 0
     partitioned_steps: int = 0

@@ -9,6 +9,9 @@ from typing import Any
 
 import torch
 
+from rlk.kernels.collectives.connect import transport_of
+from rlk.kernels.devices import gpu_name
+
 PACKAGES = ("vllm", "torch", "ray", "numpy", "transformers")
 ENVIRONMENT = ("RLK_", "VLLM_", "OMP_", "TORCHDYNAMO_", "CUBLAS", "NCCL_")
 """Prefixes of the variables that can move a bit or a schedule."""
@@ -47,7 +50,8 @@ def worker_settings(worker: Any) -> dict[str, Any]:
     from vllm.distributed import get_dcp_group, get_pcp_group, get_tp_group, get_world_group
 
     runner = worker.model_runner
-    model, layers = runner.model.qwen3, list(runner.model.attention)
+    served = runner.get_model()  # without the wrapper that replays graphs
+    model, layers = served.qwen3, list(served.attention)
     caches = {(str(c.dtype), tuple(c.shape)) for c in runner.kv_caches}
     (dtype, shape), *others = caches
     if others:
@@ -58,10 +62,12 @@ def worker_settings(worker: Any) -> dict[str, Any]:
         "tensor_parallel": {"size": get_tp_group().world_size, "rank": get_tp_group().rank_in_group},
         "prefill_context_parallel": {"size": get_pcp_group().world_size, "rank": get_pcp_group().rank_in_group},
         "decode_context_parallel": {"size": get_dcp_group().world_size},
-        "device": str(runner.device),
+        "device": runner.device.type,
+        "gpu": gpu_name(runner.device),
+        "transport": transport_of(model.context.tp, model.context.cp),
         "worker": qualified(worker),
         "runner": qualified(runner),
-        "model": qualified(runner.model),
+        "model": qualified(served),
         "ops": model.ops.name,
         "kernels": {proof.name: proof.form for proof in worker.proofs},
         "sampler": qualified(runner.sampler),
@@ -76,7 +82,7 @@ def worker_settings(worker: Any) -> dict[str, Any]:
         "max_num_seqs": runner.max_num_reqs,
         "max_num_batched_tokens": runner.max_num_tokens,
         "max_model_len": runner.max_model_len,
-        "graphs": bool(getattr(runner, "use_cuda_graph", False)),
+        "graphs": bool(getattr(runner, "cudagraph_batch_sizes", ())),
         "async_scheduling": bool(runner.use_async_scheduling),
     }
 

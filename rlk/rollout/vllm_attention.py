@@ -14,6 +14,7 @@ import torch
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import (
     AttentionBackend,
+    AttentionCGSupport,
     AttentionImpl,
     AttentionMetadataBuilder,
     AttentionType,
@@ -45,7 +46,7 @@ def native_core(q: torch.Tensor, cache: torch.Tensor, batch: PagedBatch) -> torc
             continue
         pages = cache[batch.block_table[r, : -(-length // cache.shape[2])].long()]
         kv = pages.transpose(1, 2).flatten(0, 1)[:length]
-        positions = torch.arange(length - (rows.stop - rows.start), length)
+        positions = torch.arange(length - (rows.stop - rows.start), length, device=q.device)
         out[rows] = sdpa(q[rows], kv[..., :d], kv[..., d:], positions)
     return out
 
@@ -114,6 +115,10 @@ class PagedImpl(AttentionImpl):  # type: ignore[misc]
 class PagedBatchBuilder(AttentionMetadataBuilder[PagedBatch]):  # type: ignore[misc]
     """Turns vLLM's description of a step into ours; the runner calls `build` once a step for all layers."""
 
+    # A captured step has one query row a request: what is free in it then are lengths, pages and slots, which a graph
+    # reads from the buffers that vLLM fills before it replays it.
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self.block = kv_cache_spec.block_size
@@ -132,6 +137,12 @@ class PagedBatchBuilder(AttentionMetadataBuilder[PagedBatch]):  # type: ignore[m
             return batch
         caches = {name: layer.kv_cache for name, layer in self.layers.items()}
         return self.context_parallel.share(batch, self.block, caches, prefill=m.max_query_len > 1)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> PagedBatch:
+        """A step to capture; each request is one token long, so that no page that nobody wrote is read."""
+        batch = self.build(0, common_attn_metadata)
+        batch.seq_lens.fill_(1)
+        return batch
 
 
 class PagedBackend(AttentionBackend):  # type: ignore[misc]

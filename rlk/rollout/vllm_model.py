@@ -13,8 +13,7 @@ from vllm.forward_context import get_forward_context
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from rlk.kernels.collectives.base import Alone, Collective
-from rlk.kernels.collectives.gloo import GlooCollective
-from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
+from rlk.kernels.collectives.connect import connect
 from rlk.model import checkpoint
 from rlk.model.native import NativeOps
 from rlk.model.ops import CanonicalOps, Ops
@@ -40,15 +39,15 @@ def rollout_context(plan: Plan) -> ParallelContext:
     """This rank's place in the engine, over vLLM's own groups: engine rank = cp_rank * TP + tp_rank."""
     timeout_s = plan.profile.timeouts.collective_s
     return ParallelContext(
-        _transport(get_tp_group(), "tensor parallel group of an engine", timeout_s),
-        _transport(get_pcp_group(), "context parallel group of an engine", timeout_s),
+        _join(plan.transport, get_tp_group(), "tensor parallel group of an engine", timeout_s),
+        _join(plan.transport, get_pcp_group(), "context parallel group of an engine", timeout_s),
     )
 
 
-def _transport(group: Any, name: str, timeout_s: float) -> Collective:
+def _join(transport: str, group: Any, name: str, timeout_s: float) -> Collective:
     if group.world_size == 1:
         return Alone()
-    return SharedMemoryCollective(GlooCollective(group.cpu_group, name), name, timeout_s)
+    return connect(transport, group.cpu_group, name, timeout_s)
 
 
 def step_batch() -> PagedBatch | None:
@@ -60,7 +59,7 @@ def step_batch() -> PagedBatch | None:
 def step_rows(batch: PagedBatch, requests: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample id of every token row of a step, int64 [T], and the last row of every request, int64 [R]."""
     first = batch.query_first.to(torch.int64)[: len(requests) + 1]
-    ids = torch.tensor([int(request.partition("-")[0]) for request in requests], dtype=torch.int64)
+    ids = torch.tensor([int(request.partition("-")[0]) for request in requests], device=first.device)
     return ids.repeat_interleave(first.diff()), first[1:] - 1
 
 
@@ -77,12 +76,14 @@ class RolloutQwen3(nn.Module):
         native = plan.config.mode == "native"
         ops: Ops = NativeOps() if native else CanonicalOps()
         self.path, self.ops = Path(vllm_config.model_config.model), ops
+        self.forwards = 0  # of this code; a graph that is replayed runs none
         self.page = plan.profile.engine.block_size
         self.recorder: Recorder | None = None
         self.page_fault: PageFault | None = None
         # vLLM makes bf16 torch's default dtype around this; tables and sums that name no dtype must not follow it.
+        device = torch.device(plan.profile.device)
         with set_default_torch_dtype(torch.float32):
-            self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len)
+            self.qwen3 = Qwen3(shape, rollout_context(plan), ops, plan.max_model_len, device=device)
         self.context_parallel = ContextParallel(self.qwen3.context.cp)
         self.attention = nn.ModuleList(
             ShardedAttention(
@@ -126,6 +127,7 @@ class RolloutQwen3(nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         """Final normed hidden states bf16 [T, hidden] of ids [T] at absolute positions [T]."""
+        self.forwards += 1
         if intermediate_tensors is not None or inputs_embeds is not None:
             raise ValueError("pipeline stages and embedded prompts are not supported: send token ids to one stage")
         ids, positions, batch = input_ids.to(torch.int64), positions.to(torch.int64), step_batch()

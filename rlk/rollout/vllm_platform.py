@@ -1,4 +1,4 @@
-"""The two entry points by which vLLM finds us: its CPU platform, and our model. Both are named in pyproject.toml."""
+"""The two entry points by which vLLM finds us: its platforms, and our model. Both are named in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ ARCHITECTURE = "RlkQwen3ForCausalLM"
 """A name of our own: stock Qwen3 stays what it is for whoever else uses this environment."""
 
 
+PLATFORMS = {"cpu": "rlk.rollout.vllm_cpu.CpuPlatform", "cuda": "rlk.rollout.vllm_cuda.SharedCudaPlatform"}
+
+
 def platform() -> str | None:
-    """The platform class where RLK_PLATFORM=1, else None: vLLM then chooses as it always does.
+    """The platform class that RLK_PLATFORM names, cpu or cuda; without it None: vLLM then chooses as it always does.
 
     vLLM 0.26.0 takes its own CPU platform only where the installed version says "cpu", which a source build without
     compiled ops does not.
     """
-    return "rlk.rollout.vllm_cpu.CpuPlatform" if os.environ.get("RLK_PLATFORM") == "1" else None
+    return PLATFORMS.get(os.environ.get("RLK_PLATFORM", ""))
 
 
 def register() -> None:

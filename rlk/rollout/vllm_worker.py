@@ -14,10 +14,13 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker
 
 from rlk.kernels import policy as canonical
-from rlk.kernels.proof import prove
+from rlk.kernels.collectives.connect import disconnect
+from rlk.kernels.proof import Proof
+from rlk.kernels.proof_shared import prove_once
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
 from rlk.model.policy_probe import ProbedPolicy
+from rlk.model.products import attention_shape, products
 from rlk.plan.faults import Moment
 from rlk.rollout.context_parallel import Partitioned
 from rlk.rollout.faults import page_fault
@@ -40,8 +43,8 @@ class RankWorker(Worker):  # type: ignore[misc]
             # nothing there, the ranks of two engines on one machine would meet in one segment.
             self.distributed_init_method = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         super().init_device()
-        self.proofs = prove(self.model_runner.device)
         self.plan = plan_of(self.vllm_config)
+        self.proofs = self._prove()
         self.events = Counters()
         self.applied: dict[int, Applied] = {}
         self.moments: list[Moment] = []
@@ -53,12 +56,20 @@ class RankWorker(Worker):  # type: ignore[misc]
             self._draw()
         self._model.request_ids = lambda: self.model_runner.input_batch.req_ids
 
+    def _prove(self) -> tuple[Proof, ...]:
+        plan, limits, device = self.plan, self.plan.profile.engine, self.model_runner.device
+        shape, tp = plan.shape, plan.rollout.tp
+        rows = {"rows": limits.max_num_batched_tokens, "head_rows": limits.max_num_seqs}
+        own = () if device.type == "cpu" else products(shape, tp, **rows, backward=False)
+        return prove_once(device, own, attention_shape(shape, tp, limits.block_size))
+
     def execute_model(self, scheduler_output: Any) -> Any:
         """vLLM's step, counted."""
+        before = self._model.forwards
         if self._model.page_fault is not None:
             self._model.page_fault.resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
         output = super().execute_model(scheduler_output)
-        self._count(scheduler_output)
+        self._count(scheduler_output, replayed=self._model.forwards == before)
         if self.plan.config.mode == "native":
             self._note_stock_settings(scheduler_output)
         return output
@@ -105,6 +116,11 @@ class RankWorker(Worker):  # type: ignore[misc]
         for moment in self.moments:
             moment.step = step
 
+    def disconnect(self) -> None:
+        """Gives the transport back; all ranks of the engine are ended together."""
+        context = self._model.qwen3.context
+        disconnect(context.tp, context.cp)
+
     def take_probe(self) -> tuple[int, int, dict[str, NDArray[Any]]]:
         """First virtual shard held here, 0, and what was recorded since the last call; empty without a probe."""
         recorder = self._model.recorder
@@ -130,7 +146,7 @@ class RankWorker(Worker):  # type: ignore[misc]
 
     @property
     def _model(self) -> RolloutQwen3:
-        model: RolloutQwen3 = self.model_runner.model
+        model: RolloutQwen3 = self.model_runner.get_model()
         return model
 
     @property
@@ -138,7 +154,7 @@ class RankWorker(Worker):  # type: ignore[misc]
         sampler = self.model_runner.sampler
         return sampler if isinstance(sampler, CanonicalSampler) else None
 
-    def _count(self, scheduler_output: Any) -> None:
+    def _count(self, scheduler_output: Any, *, replayed: bool) -> None:
         if scheduler_output.total_num_scheduled_tokens == 0:
             steps = rows = partial = 0
         else:
@@ -149,6 +165,7 @@ class RankWorker(Worker):  # type: ignore[misc]
         self.events = replace(
             e,
             steps=e.steps + steps,
+            graph_replays=e.graph_replays + (steps if replayed else 0),
             chunks=e.chunks + partial,
             preemptions=e.preemptions + len(scheduler_output.preempted_req_ids or ()),
             generated_samples=e.generated_samples + len(scheduler_output.scheduled_new_reqs),

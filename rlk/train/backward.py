@@ -37,13 +37,13 @@ class Backward:
         local = self._local_columns(dlogits)
         dhidden = torch.zeros_like(hidden)
         dhidden[self.batch.rows] = self._column_input(local, m.weights[m.head_name], "head")
-        head = self._head_leaves(local, hidden)
+        self._head_weight(local, hidden)
         dx = pointwise.rmsnorm_backward(dhidden, tape.x, m.weights["norm"], tape.rstd)
         self._note("d_", logits=local, norm=dhidden, hidden=dx)
         self._norm_gain("norm", dhidden, tape.x, tape.rstd)
         for i in reversed(range(m.shape.layers)):
             dx = self._layer(i, tape.layers[i], dx)
-        self._embedding(dx, head)
+        self._embedding(dx)
 
     def _layer(self, i: int, t: LayerTape, dx: torch.Tensor) -> torch.Tensor:
         name, w = f"layers.{i}", self.model.weights
@@ -134,18 +134,18 @@ class Backward:
         leaves = self._gain_leaves(dy, x, rstd, len(self.model.context.shards)).transpose(0, 1).contiguous()
         self._add_gain(name, tree_all_reduce(leaves, self.tp, f"gradient of {name}"))
 
-    def _head_leaves(self, dlogits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """The output embedding's gradient, [samples, S, V / 8, hidden]: response rows only."""
+    def _head_weight(self, dlogits: torch.Tensor, hidden: torch.Tensor) -> None:
+        """The output embedding's gradient: response rows only, a sample at a time, since it is as large as the
+        vocabulary."""
         r, shards, height = dlogits.shape
+        name = TIED_HEAD if self.model.shape.tie_word_embeddings else "head"
         edges = torch.searchsorted(self.batch.rows, torch.tensor(self.batch.slices, device=hidden.device)).tolist()
         x = hidden[self.batch.rows]
-        grads = gemm.weight_gradients(dlogits.view(r, shards * height), x, edges)
-        grads = grads.reshape(-1, shards, height, hidden.shape[1])
-        if not self.model.shape.tie_word_embeddings:
-            self.sums.add("head", grads)
-        return grads
+        for ranges in edges:
+            grads = gemm.weight_gradients(dlogits.view(r, shards * height), x, [ranges])
+            self.sums.add(name, grads.view(1, shards, height, hidden.shape[1]))
 
-    def _embedding(self, dx: torch.Tensor, head: torch.Tensor) -> None:
+    def _embedding(self, dx: torch.Tensor) -> None:
         """A sample touches few rows of the table, and every rank knows which: only these are summed and exchanged."""
         m, cp = self.model, self.model.context.cp
         first = m.context.shards.start * (m.shape.padded_vocab // 8)
@@ -163,5 +163,3 @@ class Backward:
         summed = tree_all_reduce(torch.cat(partials)[None], cp, "gradient of embed")
         for rows, contribution in zip(touched, summed.split([len(t) for t in touched]), strict=True):
             self.sums.add_rows("embed", rows, contribution)
-        if m.shape.tie_word_embeddings:
-            self.sums.add(TIED_HEAD, head)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -79,9 +80,17 @@ class MicroBatch:
     owner: torch.Tensor
     index: torch.Tensor
 
+    def to(self, device: torch.device) -> MicroBatch:
+        """The same rows where the model is."""
+        moved: dict[str, Any] = {n: t.to(device) for n, t in vars(self).items() if isinstance(t, torch.Tensor)}
+        return replace(self, **moved)
+
 
 def build(samples: Sequence[Sample], context: ParallelContext) -> MicroBatch:
-    """This rank's part of a micro-batch. Every array is a function of the samples and of the rank's place alone."""
+    """This rank's part of a micro-batch, on the host.
+
+    Every array is a function of the samples and of the rank's place alone.
+    """
     size, per_rank = context.cp.size, VIRTUAL // context.cp.size
     placed = [_place(samples, range(c * per_rank, (c + 1) * per_rank)) for c in range(size)]
     mine = placed[context.cp.rank]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tokenizers import Tokenizer
 
@@ -34,13 +35,15 @@ def extract_answer(text: str) -> str:
 class PromptSet:
     """A JSONL file of {"prompt", "label"} and the tokenizer of the model. Token ids travel from here on, never text."""
 
-    def __init__(self, path: Path, tokenizer: Path, max_prompt_len: int) -> None:
+    def __init__(
+        self, path: Path, tokenizer: Path, max_prompt_len: int, reward: Literal["answer", "parity"] = "answer"
+    ) -> None:
         """Reads and encodes all prompts.
 
         Raises:
             DataError: a line is not such an object, or a prompt is empty or longer than max_prompt_len tokens.
         """
-        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._tokenizer, self._reward = Tokenizer.from_file(str(tokenizer)), reward
         self.prompts: list[Prompt] = []
         with path.open(encoding="utf-8") as lines:  # str.splitlines would also cut at U+2028 and others within a text
             for number, line in enumerate(lines, 1):
@@ -71,6 +74,8 @@ class PromptSet:
         return [self.prompts[place % size] for place in range(first, first + count)]
 
     def reward(self, prompt: Prompt, response: Sequence[int]) -> float:
-        """1 for an exact match of the answer, else 0."""
+        """1 for an exact match of the answer, else 0; under `parity`, 1 for token ids with an even sum."""
+        if self._reward == "parity":
+            return float(sum(response) % 2 == 0)
         text = self._tokenizer.decode(list(response), skip_special_tokens=True)
         return float(extract_answer(text) == prompt.label.strip())

@@ -45,7 +45,7 @@ class TrainFault:
     def scoring(self, batch: MicroBatch) -> MicroBatch:
         """A micro-batch before it is scored."""
         if self._acts("packing-ignored"):
-            ends = torch.tensor([0, 1])
+            ends = torch.tensor([0, 1], device=batch.first.device)
             return replace(batch, first=batch.first[-1] * ends, key_first=batch.key_first[-1] * ends)
         return batch
 

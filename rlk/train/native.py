@@ -58,7 +58,7 @@ def accumulate(
 ) -> torch.Tensor:
     """Forward and backward of one micro-batch; returns the log-probabilities that were differentiated, fp32 [R]."""
     leaves = {name: w.detach().requires_grad_() for name, w in model.weights.items()}
-    live = Qwen3(model.shape, model.context, model.ops, model.cos.shape[0], weights=leaves)
+    live = Qwen3(model.shape, model.context, model.ops, model.cos.shape[0], leaves, model.device)
     hidden = live.forward(batch.ids, batch.positions, NativeAttention(batch, model.context))
     logprob, _ = score(live.logits(hidden[batch.rows]), params, batch.target)
     (logprob * coefficients).sum().backward()

@@ -63,7 +63,9 @@ class Optimizer:
         order."""
         total = 0.0
         for name in sorted(grads):
-            atoms = torch.tensor([[state.sum_squares(a) for a in shard] for shard in grads[name]], dtype=torch.float64)
+            grad = grads[name]
+            squares = [[state.sum_squares(a) for a in shard] for shard in grad]
+            atoms = torch.tensor(squares, dtype=torch.float64, device=grad.device)
             rows = self.context.cp.all_gather(atoms, "gradient norm").transpose(0, 1).flatten(1)
             if name not in self.vectors:
                 rows = self.context.tp.all_gather(rows, "gradient norm").flatten(0, 1)

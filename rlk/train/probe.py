@@ -18,7 +18,7 @@ def recorded(recorder: Recorder | None, phase: str, batch: MicroBatch) -> Iterat
     if recorder is None:
         yield
         return
-    ids = torch.tensor([s.sample_id for s in batch.samples], dtype=torch.int64)
+    ids = torch.tensor([s.sample_id for s in batch.samples], device=batch.first.device)
     recorder.begin(phase, ids.repeat_interleave(batch.first.diff()), batch.positions, batch.rows)
     yield
     recorder.end()

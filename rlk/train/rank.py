@@ -15,10 +15,12 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but not in its __all__
 
 from rlk.kernels.collectives.base import Alone, Collective
-from rlk.kernels.collectives.gloo import GlooCollective
-from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
-from rlk.kernels.proof import prove
+from rlk.kernels.collectives.connect import arena_bytes, connect, disconnect, transport_of
+from rlk.kernels.devices import gpu_name, release_cached
+from rlk.kernels.proof import Proof
+from rlk.kernels.proof_shared import prove_once
 from rlk.model.parallel import ParallelContext
+from rlk.model.products import attention_shape, products
 from rlk.plan.derive import Plan
 from rlk.train.batching import Sample
 from rlk.train.optimizer import UpdateReport
@@ -49,9 +51,16 @@ class TrainRank:
         dist.init_process_group(
             "gloo", store=self._store, rank=self.rank, world_size=self.plan.ranks, timeout=self._timeout()
         )
-        self.proofs = prove(torch.device("cpu"))
+        self.proofs = self._prove()
         self.worker = TrainWorker(self.plan, self._context())
         return self.read_back()
+
+    def _prove(self) -> tuple[Proof, ...]:
+        plan, device = self.plan, torch.device(self.plan.profile.device)
+        most = max(plan.logical_budget, plan.max_model_len)  # a longer sample is a micro-batch of its own
+        own = products(plan.shape, plan.train.tp, rows=most, head_rows=most, backward=plan.config.mode == "consistency")
+        heads = attention_shape(plan.shape, plan.train.tp, plan.profile.engine.block_size)
+        return prove_once(device, () if device.type == "cpu" else own, heads)
 
     def _timeout(self) -> timedelta:
         return timedelta(seconds=self.plan.profile.timeouts.collective_s)
@@ -70,9 +79,7 @@ class TrainRank:
                 self._groups.append(group)
             if self.rank in ranks and len(ranks) > 1:
                 words = f"{name} group of train ranks {ranks}"
-                mine = SharedMemoryCollective(
-                    GlooCollective(group, words), words, self.plan.profile.timeouts.collective_s
-                )
+                mine = connect(self.plan.transport, group, words, self.plan.profile.timeouts.collective_s)
         return mine
 
     def move(self, plan_json: str) -> dict[str, Any]:
@@ -87,8 +94,13 @@ class TrainRank:
             raise ValueError(f"this trainer has {self.plan.ranks} ranks: a plan of {plan.ranks} needs one of its own")
         moved, self.plan = plan.train != self.plan.train, plan
         if moved:
+            disconnect(self.worker.context.tp, self.worker.context.cp)
             self._leave_groups()
-        self.worker = TrainWorker(plan, self._context() if moved else self.worker.context)
+            self.proofs = self._prove()
+        context = self._context() if moved else self.worker.context
+        del self.worker  # its memory goes before the next one takes as much
+        release_cached(torch.device(plan.profile.device))
+        self.worker = TrainWorker(plan, context)
         return self.read_back()
 
     def _leave_groups(self) -> None:
@@ -116,9 +128,18 @@ class TrainRank:
         """See TrainWorker.take_probe."""
         return self.worker.take_probe()
 
-    def export(self) -> dict[str, torch.Tensor]:
-        """The stored shards held here, bf16; every context-parallel rank holds the same."""
-        return self.worker.model.weights
+    def offload(self) -> None:
+        """See TrainWorker.offload."""
+        self.worker.offload()
+
+    def restore(self) -> None:
+        """See TrainWorker.restore."""
+        self.worker.restore()
+
+    def export(self) -> dict[str, npt.NDArray[np.uint16]]:
+        """The words of the stored shards held here, on the host; every context-parallel rank holds the same."""
+        weights = self.worker.model.weights
+        return {name: w.cpu().contiguous().view(torch.uint16).numpy() for name, w in weights.items()}
 
     def described(self) -> list[tuple[str, int, str]]:
         """Name, elements held here and dtype of every exported part."""
@@ -145,10 +166,19 @@ class TrainRank:
             "master_dtype": master,
             "token_budget": worker.plan.token_budget,
             "padded_vocab": worker.model.weights["embed"].flatten(0, 1).shape[0] * context.tp.size,
-            "offload": False,  # no form of this rank moves its state away yet
+            "device": worker.model.weights["embed"].device.type,
+            "gpu": gpu_name(worker.device),
+            "transport": transport_of(context.tp, context.cp),
+            "offload": worker.residence.offloads > 0,
+            "holdings": (*worker.holdings(), self._arenas()),
+            "freed_bytes": worker.residence.freed_bytes,
             "model_class": f"{type(worker.model).__module__}.{type(worker.model).__qualname__}",
             "kernels": {p.name: p.form for p in self.proofs},
         }
+
+    def _arenas(self) -> dict[str, Any]:
+        context = self.worker.context
+        return {"name": "arenas", "bytes": arena_bytes(context.tp, context.cp), "during_rollout": "resident"}
 
     def proof_sentences(self) -> list[tuple[str, str, str]]:
         """Name, form and proof of every kernel choice."""

@@ -26,6 +26,7 @@ from rlk.plan.derive import Plan
 from rlk.train.batching import MicroBatch, Sample, build, micro_batches
 from rlk.train.faults import train_fault
 from rlk.train.gradients import Accumulators, piece_fingerprints
+from rlk.train.memory import Residence, State, held_bytes
 from rlk.train.optimizer import AdamSettings, Optimizer, UpdateReport
 from rlk.train.policy import CanonicalArm, NativeArm
 from rlk.train.probe import recorded, recorded_update
@@ -48,6 +49,7 @@ class TrainWorker:
 
     def __init__(self, plan: Plan, context: ParallelContext) -> None:
         self.plan, self.context = plan, context
+        self.device = torch.device(plan.profile.device)
         inject, rank = plan.config.inject, context.tp.rank * context.cp.size + context.cp.rank
         native, keep = plan.config.mode == "native", plan.config.probe_row
         self.recorder = Recorder(context, plan.shape.layers, native=native, keep=keep) if plan.config.probe else None
@@ -59,7 +61,8 @@ class TrainWorker:
         self.arm = NativeArm() if native else CanonicalArm(self.recorder, rules)
         ops: Ops = NativeOps() if native else canonical
         ops = ProbedOps(ops, self.recorder) if self.recorder else ops
-        self.model = Qwen3(plan.shape, context, ops, plan.max_model_len)
+        self.model = Qwen3(plan.shape, context, ops, plan.max_model_len, device=self.device)
+        self.residence, self.reference_bytes = Residence(self.device), 0
         self.batches: list[MicroBatch] = []
         self.params: list[RowParams] = []
         self.reset()
@@ -70,18 +73,44 @@ class TrainWorker:
         self.optimizer = Optimizer(self.model.weights, self.context)
         self.sums = Accumulators(self.model.weights, self.context)
 
+    @property
+    def state(self) -> State:
+        """Everything that outlives a step, by what it is."""
+        o = self.optimizer
+        return {
+            "weights": self.model.weights,
+            "masters": o.master,
+            "first moments": o.m,
+            "second moments": o.v,
+            "gradients": self.sums.pieces,
+        }
+
+    def offload(self) -> None:
+        """Leaves the device to the engines; only `restore` may come next."""
+        self.model.forget_prepared()
+        self.residence.offload(self.state)
+
+    def restore(self) -> None:
+        """Takes the device back."""
+        self.residence.restore(self.state)
+
+    def holdings(self) -> tuple[dict[str, Any], ...]:
+        """What this rank holds while engines generate."""
+        return self.residence.holdings(self.state, self.reference_bytes)
+
     def begin(self, samples: Sequence[Sample]) -> None:
         """Takes a step's samples, in any order; cuts them in micro-batches and keeps this rank's rows."""
         for moment in self.moments:
             moment.step = self.optimizer.step_count
         ordered = sorted(samples, key=lambda s: s.sample_id)
         groups = micro_batches(ordered, self.plan.logical_budget)
-        self.batches = [build(group, self.context) for group in groups]
+        self.batches = [build(group, self.context).to(self.device) for group in groups]
         if self.fault is not None:
             self.batches = [self.fault.batch(batch) for batch in self.batches]
         settings = [[(s.sampling.temperature, s.sampling.top_p, s.sampling.top_k) for s in g] for g in groups]
         vocab = self.plan.shape.vocab_size
-        self.params = [RowParams.build(s, vocab).rows(b.owner) for s, b in zip(settings, self.batches, strict=True)]
+        built = [RowParams.build(s, vocab).to(self.device) for s in settings]
+        self.params = [params.rows(batch.owner) for params, batch in zip(built, self.batches, strict=True)]
 
     def score(self) -> ScoredTokens:
         """The policy's log-probabilities, recomputed."""
@@ -90,24 +119,25 @@ class TrainWorker:
             scored = batch if self.fault is None else self.fault.scoring(batch)
             with recorded(self.recorder, "score", batch):
                 parts.append(self.arm.score(self.model, scored, params))
-        ids = [torch.tensor([s.sample_id for s in b.samples])[b.owner] for b in self.batches]
-        logprobs = torch.cat([logprob for logprob, _ in parts]).numpy()
+        ids = [torch.tensor([s.sample_id for s in b.samples], device=self.device)[b.owner] for b in self.batches]
+        logprobs = _on_host([logprob for logprob, _ in parts])
         return ScoredTokens(
-            torch.cat(ids).numpy(),
-            torch.cat([b.index for b in self.batches]).to(torch.int32).numpy(),
-            torch.cat([b.target for b in self.batches]).to(torch.int32).numpy(),
+            _on_host(ids),
+            _on_host([b.index for b in self.batches]).astype(np.int32),
+            _on_host([b.target for b in self.batches]).astype(np.int32),
             logprobs if self.fault is None else self.fault.scored(logprobs),
-            torch.cat([inside for _, inside in parts]).to(torch.uint8).numpy(),
+            _on_host([inside for _, inside in parts]).astype(np.uint8),
         )
 
     def score_reference(self) -> npt.NDArray[np.float32]:
         """Log-probabilities of the reference over the full vocabulary, fp32 [M]; its weights live only as long as
         this call."""
         path = Path(self.plan.profile.reference or self.plan.profile.model)
-        weights = checkpoint.load(path, self.model.params, self.context)
-        reference = Qwen3(self.plan.shape, self.context, self.model.ops, self.plan.max_model_len, weights)
+        reference = Qwen3(self.plan.shape, self.context, self.model.ops, self.plan.max_model_len, device=self.device)
+        reference.load(checkpoint.load(path, reference.params, self.context))
+        self.reference_bytes = held_bytes(reference.weights)
         rows = zip(self.batches, self.params, strict=True)
-        return torch.cat([self.arm.score(reference, b, p.full_support())[0] for b, p in rows]).numpy()
+        return _on_host([self.arm.score(reference, b, p.full_support())[0] for b, p in rows])
 
     def update(
         self, coefficients: Mapping[int, npt.NDArray[np.float32]]
@@ -122,8 +152,8 @@ class TrainWorker:
         for batch, params in zip(self.batches, self.params, strict=True):
             flat = np.concatenate([coefficients[s.sample_id] for s in batch.samples])
             first = np.cumsum([0] + [s.response_len for s in batch.samples])
-            place = torch.from_numpy(first)[batch.owner] + batch.index
-            rows = torch.from_numpy(flat)[place]
+            place = torch.from_numpy(first).to(self.device)[batch.owner] + batch.index
+            rows = torch.from_numpy(flat).to(self.device)[place]
             with recorded(self.recorder, "update", batch):
                 seen.append(self.arm.accumulate(self.model, batch, params, rows, self.sums))
         gradients, settings = self.sums.gradients(), self._settings()
@@ -134,7 +164,7 @@ class TrainWorker:
             report = self.optimizer.step(gradients, settings)
         weights = self.optimizer.export(self.model.weights)
         self.model.load(weights if self.fault is None else self.fault.exports(weights))
-        return torch.cat(seen).numpy(), report
+        return _on_host(seen), report
 
     def _settings(self) -> AdamSettings:
         c = self.plan.config
@@ -162,3 +192,8 @@ class TrainWorker:
     def fingerprints(self) -> dict[str, tuple[int, int]]:
         """This rank's part of the fingerprint of every exported tensor."""
         return checkpoint.fingerprints(self.model.params, self.model.weights, self.context)
+
+
+def _on_host(parts: Sequence[torch.Tensor]) -> npt.NDArray[Any]:
+    """Where a rank's results leave its device: everything that becomes evidence passes here."""
+    return torch.cat(list(parts)).cpu().numpy()

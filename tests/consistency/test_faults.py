@@ -28,9 +28,9 @@ pytestmark = pytest.mark.cpu
 PROMPTS, TP = 4, 2
 PAGES = 12  # of 16 tokens in an engine: fewer than its eight samples fill, so that some are preempted
 RATE = 1e-2  # at which also a norm gain near 1 moves by an ulp of bf16 in one step
-LIVE = [fault for fault in FAULTS if fault.proof == "live engines"]
+STOPS = BY_NAME["nan-on-one-rank"]
+LIVE = [fault for fault in FAULTS if fault.proof == "live engines" and fault is not STOPS]
 ALSO = [BY_NAME[name] for name in ("logit-ulp", "temperature-twice-both")]
-LATER = ("nan-on-one-rank",)  # in one step, after one that is good
 Runs = Callable[[str | None], CellRun]
 
 
@@ -76,21 +76,23 @@ def test_tensor_that_may_be_left_out_changes(clean: CellRun, name: str) -> None:
     assert before.trainer[f"{name}.weight"] != after.trainer[f"{name}.weight"]
 
 
-def _named(verdict: Validation, fault: Fault) -> None:
+def _assert_caught(fault: Fault, broken: CellRun) -> None:
+    """The registry's checks are red, and verdict and manifest name the fault."""
+    verdict = broken.verdict
     red = {check.name for check in verdict.checks if not check.passed}
+    assert not broken.outcome.passed
     assert set(fault.caught_by) <= red
     assert "injected" in red
-    assert any(fault.sentence in error for error in verdict.errors), "the verdict must name the fault"
+    assert any(fault.sentence in error for error in verdict.errors)
+    assert any(fault.sentence in note for note in broken.record.manifest.notes)
 
 
 @pytest.mark.parametrize("fault", [*LIVE, *ALSO], ids=[fault.name for fault in (*LIVE, *ALSO)])
 def test_fault_in_live_processes_is_caught(
     fault: Fault, clean: CellRun, run: Runs, fault_report: Callable[[Fault, str, Validation], None]
 ) -> None:
-    broken = run(fault.name if fault.name not in LATER else f"{fault.name}@1")
-    assert not broken.outcome.passed
-    _named(broken.verdict, fault)
-    assert any(fault.sentence in note for note in broken.record.manifest.notes)
+    broken = run(fault.name)
+    _assert_caught(fault, broken)
     fault_report(fault, "live engines", broken.verdict)
 
 
@@ -98,3 +100,14 @@ def test_session_after_the_faults_is_clean(clean: CellRun, run: Runs) -> None:
     again = run(None)
     assert again.outcome.errors == ()
     assert again.outcome.digest == clean.outcome.digest
+
+
+def test_fault_that_stops_the_run_is_caught(
+    clean: CellRun, run: Runs, fault_report: Callable[[Fault, str, Validation], None]
+) -> None:
+    """In the second step, after one that is good; the last of the module, since a session does not outlive it."""
+    broken = run(f"{STOPS.name}@1")
+    _assert_caught(STOPS, broken)
+    assert [line.step for line in broken.record.metrics] == [0]
+    assert "NaN" in str(broken.record.manifest.error)
+    fault_report(STOPS, "live engines", broken.verdict)

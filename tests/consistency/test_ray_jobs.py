@@ -185,7 +185,7 @@ def test_interrupted_run_is_stopped_and_sealed_red(ray: Ray) -> None:
         if line.startswith("starting 4 train ranks"):
             break
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert "stopping job rlk-stopped" in output
     assert "STOPPED" in ray.job("status", "rlk-stopped").upper()
@@ -204,7 +204,7 @@ def test_detached_run_returns_its_submission_and_the_job_decides(ray: Ray) -> No
     assert process.stdout is not None
     assert process.stdout.readline().startswith("submission  rlk-away on node ")
     (ray.runs / "away.submission.json").unlink()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert process.returncode == 0
     logs = ray.job("logs", "--follow", "rlk-away")
     assert "allowed is an output root on a file system that the cluster's node shares" in logs
@@ -243,9 +243,9 @@ def test_gpus_that_ray_gave_are_looked_at_before_the_run(ray: Ray) -> None:
     path = ray.profile.with_name("blind.json")
     path.write_text(json.dumps(content))
     process = ray.rlk("verify", "--run-id", "blind", profile=path)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output
-    assert "CUDA_VISIBLE_DEVICES=0: 0: allowed are nothing: there is no GPU" in output
+    assert "gpus 1: 0 are visible (CUDA_VISIBLE_DEVICES, else all of the machine)" in output
     assert "job rlk-blind FAILED" in output
     assert "no sealed verdict" in output
     assert not (ray.runs / "blind").exists()

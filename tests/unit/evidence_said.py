@@ -68,7 +68,14 @@ def _partitioned(plan: Plan, rank: int, rows: int = 40) -> Partitioned:
 def manifest_fields(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
     pids = {role: 100 + number for number, role in enumerate(roles)}
     train = tuple(
-        TrainReadback(pid=pids[layout.train_role(rank)], kernels=KERNELS, **requested_train(plan, rank))
+        TrainReadback(
+            pid=pids[layout.train_role(rank)],
+            kernels=KERNELS,
+            gpu=None,
+            holdings=(),
+            freed_bytes=0,
+            **requested_train(plan, rank),
+        )
         for rank in range(plan.ranks)
     )
     engines = tuple(
@@ -76,6 +83,7 @@ def manifest_fields(plan: Plan, roles: tuple[str, ...]) -> dict[str, Any]:
             EngineReadback(
                 pid=pids[layout.engine_role(engine, rank)],
                 kernels=KERNELS,
+                gpu=None,
                 partitioned=_partitioned(plan, rank),
                 **requested_engine(plan, engine, rank),
             )

@@ -145,7 +145,7 @@ def run(root: Path, inject: str | None = None, **options: Any) -> tuple[Validati
     def train(context: ParallelContext) -> tuple[Any, ...]:
         worker = TrainWorker(plan, context)
         before, described, exported = worker.fingerprints(), worker.described(), dict(worker.model.weights)
-        exported = {name: weight.clone() for name, weight in exported.items()}
+        exported = {name: weight.clone().view(torch.uint16).numpy() for name, weight in exported.items()}
         worker.begin(batch)
         scored, reference = worker.score(), worker.score_reference()
         updated, _ = worker.update(coefficients)

@@ -85,7 +85,7 @@ def test_token_budget_keeps_the_logical_one(pair: Pair) -> None:
 def test_graph_sizes_follow_the_engine_share(pair: Pair) -> None:
     assert plan_of(pair).graph_sizes == ()
     plan = plan_of(pair, profile(**CUDA))
-    assert plan.graph_sizes == GRAPHS[plan.engines]
+    assert plan.graph_sizes == (GRAPHS[plan.engines] if plan.engine_ranks == 1 else ())
 
 
 @every_topology
@@ -206,9 +206,9 @@ def test_effective_values_fill_what_was_left_out() -> None:
 
 def test_environments_differ_by_device_and_side() -> None:
     cpu, cuda = plan_of(), plan_of(machine=profile(**CUDA))
-    assert cpu.engine_env["RLK_PLATFORM"] == "1"
+    assert cpu.engine_env["RLK_PLATFORM"] == "cpu"
     assert cpu.engine_env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert "RLK_PLATFORM" not in cuda.engine_env
+    assert cuda.engine_env["RLK_PLATFORM"] == "cuda"
     for env in (cuda.train_env, cuda.engine_env):
         assert (env["CUBLAS_WORKSPACE_CONFIG"], env["CUBLASLT_WORKSPACE_SIZE"]) == (":0:0", "0")
     for env in (cpu.train_env, cpu.engine_env):
@@ -224,3 +224,29 @@ def test_text_that_is_no_plan_is_refused(change: dict[str, Any]) -> None:
     content = {**json.loads(plan_of().to_json()), **change}
     with pytest.raises(ConfigErrors, match="plan: "):
         Plan.from_json(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("machine", "transport"),
+    [({}, "shared-memory"), (CUDA, "host-staged"), ({**CUDA, "collectives": "cuda-ipc"}, "cuda-ipc")],
+)
+def test_transport_is_the_profiles_choice(machine: dict[str, Any], transport: str) -> None:
+    assert plan_of(machine=profile(**machine)).transport == transport
+
+
+@pytest.mark.parametrize(
+    ("pair", "changes", "words"),
+    [
+        (((8, 1), (1, 1)), {}, None),
+        (((8, 1), (2, 1)), {}, "exchange bytes through the host"),
+        (((8, 1), (1, 2)), {}, "which pages a step takes"),
+        (((8, 1), (1, 1)), {"probe": True}, "a probe reads"),
+        (((8, 1), (1, 1)), {"mode": "native"}, "native attention looks"),
+        (((8, 1), (1, 1)), {"inject": "split-k", "confirm_inject": True}, "a fault on purpose"),
+    ],
+)
+def test_an_eager_engine_says_why(pair: Pair, changes: dict[str, Any], words: str | None) -> None:
+    plan = plan_of(pair, profile(**CUDA), **changes)
+    said = [note for note in plan.notes if "CUDA graph" in note]
+    assert (plan.graph_sizes == ()) == (words is not None) == bool(said)
+    assert words is None or words in said[0]

@@ -142,7 +142,8 @@ def test_each_engine_field_is_held_to_the_plan(name: str, tmp_path: Path) -> Non
 
 
 def test_no_readback_field_escapes_the_checks() -> None:
-    # pid is compared by `processes`, kernels by `kernels`, partitioned by `query_partition`; everything else must come
-    # from the plan.
-    assert set(TrainReadback.model_fields) == {*TRAIN_FIELDS, "pid", "kernels"}
-    assert set(EngineReadback.model_fields) == {*ENGINE_FIELDS, "pid", "kernels", "partitioned"}
+    # pid is compared by `processes`, kernels by `kernels`, partitioned by `query_partition`; which GPU it was and bytes
+    # are facts that no plan asks for; everything else must come from the plan.
+    facts = {"gpu", "holdings", "freed_bytes"}
+    assert set(TrainReadback.model_fields) == {*TRAIN_FIELDS, "pid", "kernels", *facts}
+    assert set(EngineReadback.model_fields) == {*ENGINE_FIELDS, "pid", "kernels", "partitioned", "gpu"}

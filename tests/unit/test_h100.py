@@ -19,17 +19,12 @@ from rlk.driver.run import Outcome
 from rlk.evidence.matrix import MatrixEvidence
 from rlk.plan.cells import load_cells
 from rlk.plan.derive import Plan
-from rlk.plan.shape import ModelShape
 from rlk.plan.topology import DEGREES
-from tests.unit.tiny import SHAPE, profile
 from tools import matrix
 
 ROOT = Path(__file__).parents[2]
 CELLS = load_cells(ROOT / "matrices" / "h100.yaml")
-SIZES = {"layers": 36, "hidden": 4096, "intermediate": 12288, "heads": 32, "head_dim": 128, "vocab_size": 151936}
-QWEN3_8B = ModelShape(**{**vars(SHAPE), **SIZES, "max_positions": 40960, "tokenizer_len": None})
-LARGE = profile(device="cuda", gpus=8, engine={"kv_cache_bytes": 16 << 30})
-PLANS = [cell.plan_on(LARGE, QWEN3_8B) for cell in CELLS]
+PLANS = [cell.plan(ROOT) for cell in CELLS]
 CALL_S = 600
 
 FLAT = """
@@ -54,9 +49,17 @@ def test_every_pair_of_topologies_stands_in_it() -> None:
     assert len(found) == 40
 
 
+def test_model_has_the_sizes_of_qwen3_8b_and_every_rank_a_gpu() -> None:
+    for plan in PLANS:
+        shape = plan.shape
+        assert (shape.layers, shape.hidden, shape.heads, shape.kv_heads, shape.vocab_size) == (36, 4096, 32, 8, 151936)
+        assert (plan.profile.gpus, plan.ranks) == (8, 8)
+        assert plan.unbuilt == ()
+
+
 def test_the_command_lines_come_first_and_the_long_one_before_them() -> None:
     long, first, second, *corners = PLANS[:6]
-    assert (long.config.max_response_len, long.max_model_len) == (6912, 6912 + LARGE.max_prompt_len)
+    assert (long.config.max_response_len, long.max_model_len) == (6912, 6912 + long.profile.max_prompt_len)
     assert [(p.train.tp, p.train.cp, p.rollout.tp, p.rollout.cp) for p in (long, first, second, *corners)] == [
         (2, 4, 4, 1),
         (2, 4, 4, 1),
@@ -77,6 +80,15 @@ def test_limits_fall_and_fit_one_call() -> None:
 def test_mixed_batch_has_nucleus_and_top_k_both_and_neither() -> None:
     kinds = {(s.top_p < 1, s.top_k > 0) for s in PLANS[-1].config.samplings}
     assert kinds == set(product((True, False), repeat=2))
+
+
+def test_page_says_of_every_cell_what_ran() -> None:
+    """No machine of this kind runs the unit tests: the page must follow from the evidence that is there, or none."""
+    file = ROOT / "docs" / "evidence" / "h100-matrix.json"
+    none = MatrixEvidence(command="", device="", versions={}, cells=())
+    evidence = MatrixEvidence.from_json(file.read_text(), file.name) if file.exists() else none
+    cells = matrix.listed(ROOT / "matrices" / "h100.yaml", ROOT)
+    assert (ROOT / "docs" / "h100.md").read_text() == matrix.matrix_page.costs(cells, evidence, file.name)
 
 
 class Pool:
@@ -176,6 +188,19 @@ def test_cell_over_its_limit_is_red_and_the_next_one_runs(pool: type[Pool], tmp_
     assert code == 1
     assert found["tp2_rtp2-cp4-greedy"]["errors"] == ["tp2_rtp2-cp4-greedy: not done within 1 s"]
     assert found["tp1_rtp1-cp8-greedy"]["passed"]
+
+
+def test_machine_that_is_refused_runs_nothing(
+    pool: type[Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    (tmp_path / "flat.yaml").write_text(FLAT)
+    words = ["--cells", str(tmp_path / "flat.yaml"), "--output", str(tmp_path / "out.json"), "--page", ""]
+    done = CliRunner().invoke(matrix.main, words)
+    assert done.exit_code == 2
+    assert "RAY_ADDRESS=10.0.0.1:6379: a cluster is joined only where" in done.output
+    assert pool.ran == []
+    assert not (tmp_path / "out.json").exists()
 
 
 def test_rehearsal_runs_the_cells_on_another_profile(pool: type[Pool], tmp_path: Path) -> None:

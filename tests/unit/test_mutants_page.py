@@ -26,5 +26,5 @@ def test_unexplained_survivor_is_said_to_be_one() -> None:
     known = Survivor("rlk/evidence/bits.py", 7, "@dataclass(frozen=True) => @dataclass(frozen=False)", 3, 3)
     odd = Survivor("rlk/evidence/bits.py", 8, "a < b => a <= b", 3, 40)
     page = mutants_page.page(modules, [known, odd])
-    assert "4 were run: 2 noticed, 2\nsurvived**, of which 1 are explained." in page
+    assert "4 were run:\n**2 noticed, 2 survived**, of which 1 are explained." in page
     assert "**1: not explained yet.**\n\n- `bits.py:8` (3 of 40 tests) `a < b` → `a <= b`" in page

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.profile import load_profile
@@ -71,7 +72,9 @@ def test_embedded_profile_is_used_without_a_file(tmp_path: Path) -> None:
 
 
 def test_unknown_profile_lists_the_embedded_names(tmp_path: Path) -> None:
-    with pytest.raises(ConfigErrors, match=r"--profile \S*/tiny-gpu: .*embedded name: tiny-cpu"):
+    with pytest.raises(
+        ConfigErrors, match=r"--profile \S*/tiny-gpu: .*embedded name: hopper-8b, hopper-small, tiny-cpu"
+    ):
         load_profile("tiny-gpu", tmp_path)
 
 
@@ -148,3 +151,25 @@ def test_generation_config_never_reaches_the_shape(tmp_path: Path) -> None:
     before = read_shape(str(tmp_path / "model"))
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps({"top_k": 20, "eos_token_id": [1, 3]}))
     assert read_shape(str(tmp_path / "model")) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward": "parity"}, "reward parity: allowed is answer"),
+        ({"weights_seed": 3}, "weights_seed 3: random weights are for profiles with test true"),
+        ({"collectives": "cuda-ipc"}, "collectives cuda-ipc: device cpu allows host"),
+    ],
+)
+def test_what_only_tests_or_gpus_may_ask_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        profile(**change)
+    assert profile(device="cuda", test=True, **change)
+
+
+def test_gpu_profile_is_a_test_of_eight_ranks() -> None:
+    loaded = load_profile("hopper-small", Path())
+    shape = read_shape(loaded.model)
+    assert (loaded.device, loaded.ranks, loaded.collectives, loaded.test) == ("cuda", 8, "cuda-ipc", True)
+    assert (shape.layers, shape.hidden, shape.intermediate, shape.padded_vocab) == (28, 1024, 3072, 152576)
+    assert (shape.heads, shape.kv_heads, shape.head_dim, shape.tie_word_embeddings) == (16, 8, 128, True)

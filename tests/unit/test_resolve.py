@@ -45,7 +45,7 @@ def test_run_and_verify_differ_in_default_steps() -> None:
 
 
 def test_empty_variables_and_other_programs_are_ignored() -> None:
-    assert resolve({}, {"RLK_TP": "", "TP": "3", "RLK_PLATFORM": "1", "RLK_GEMM": "triton"}, profile()).tp == 1
+    assert resolve({}, {"RLK_TP": "", "TP": "3", "RLK_PLATFORM": "cpu", "RLK_GEMM": "triton"}, profile()).tp == 1
 
 
 def test_unknown_names_are_refused_with_a_guess() -> None:

@@ -71,7 +71,7 @@ def test_modes_expect_different_live_classes() -> None:
 
 
 def test_ranks_find_their_own_place() -> None:
-    assert rank_environment(1, 4, 29500) == {
+    assert rank_environment(1, 4, 29500, "cpu") == {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",
         "RANK": "1",
@@ -88,7 +88,7 @@ def test_missing_environment_is_named_whole() -> None:
     given["OMP_NUM_THREADS"] = "4"
     assert environment_errors(plan(), given) == [
         "OMP_NUM_THREADS='4': an engine rank must be started with '1'",
-        "RLK_PLATFORM=None: an engine rank must be started with '1'",
+        "RLK_PLATFORM=None: an engine rank must be started with 'cpu'",
     ]
 
 
@@ -109,7 +109,7 @@ def test_wrong_environment_refuses_a_rank(monkeypatch: pytest.MonkeyPatch) -> No
 def test_calls_before_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in plan().engine_env.items():
         monkeypatch.setenv(name, value)
-    for name in rank_environment(0, 2, 29500):
+    for name in rank_environment(0, 2, 29500, "cpu"):
         monkeypatch.setenv(name, "")  # so that the test leaves no trace of what the rank sets
     rank = EngineRank(plan().to_json(), 3, 1, 2, 29500)
     with pytest.raises(RolloutError, match="engine 3 rank 1 is not running: call start first"):

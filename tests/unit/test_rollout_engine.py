@@ -55,7 +55,7 @@ class FakeEngine:
 def rank(monkeypatch: pytest.MonkeyPatch) -> EngineRank:
     with_vllm("sampling")
     plan = derive(RunConfig(max_response_len=64), profile(timeouts={"rollout_s": 1}), SHAPE)
-    for name, value in {**plan.engine_env, **rank_environment(0, 1, 29500)}.items():
+    for name, value in {**plan.engine_env, **rank_environment(0, 1, 29500, "cpu")}.items():
         monkeypatch.setenv(name, value)  # undone after the test, what the rank itself sets included
     made = EngineRank(plan.to_json(), 0, 0, 1, 29500)
     made._live = FakeEngine()

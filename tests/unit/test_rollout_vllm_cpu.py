@@ -45,7 +45,14 @@ def test_loading_kernels_twice_defines_once(cpu: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "chosen"), [("1", "rlk.rollout.vllm_cpu.CpuPlatform"), ("0", None), ("", None), (None, None)]
+    ("value", "chosen"),
+    [
+        ("cpu", "rlk.rollout.vllm_cpu.CpuPlatform"),
+        ("cuda", "rlk.rollout.vllm_cuda.SharedCudaPlatform"),
+        ("1", None),
+        ("", None),
+        (None, None),
+    ],
 )
 def test_platform_is_ours_only_when_asked(
     monkeypatch: pytest.MonkeyPatch, value: str | None, chosen: str | None

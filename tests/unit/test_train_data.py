@@ -119,3 +119,11 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, tokenizer: Path) -> N
 def test_only_a_newline_ends_a_line(tmp_path: Path, tokenizer: Path, separator: str) -> None:
     lines = line(f"one{separator}two"), line()
     assert [p.tokens for p in PromptSet(prompt_file(tmp_path, *lines), tokenizer, 8).prompts] == [(2, 3), (2, 4, 3)]
+
+
+def test_parity_rewards_an_even_sum_of_ids(tmp_path: Path, tokenizer: Path) -> None:
+    file = prompt_file(tmp_path, line())
+    by_parity, by_answer = PromptSet(file, tokenizer, 8, "parity"), PromptSet(file, tokenizer, 8)
+    prompt = by_parity.prompts[0]
+    assert [by_parity.reward(prompt, ids) for ids in ([2, 4], [2, 5], [7], [])] == [1.0, 0.0, 0.0, 1.0]
+    assert by_answer.reward(prompt, [7]) == 1.0, "the twin: the answer's id is odd"

@@ -9,6 +9,6 @@ from types import ModuleType
 
 def with_vllm(name: str) -> ModuleType:
     """A module of rlk.rollout; vLLM chooses its platform once a process, and must find ours when it is first asked."""
-    os.environ["RLK_PLATFORM"] = "1"
+    os.environ["RLK_PLATFORM"] = "cpu"
     import_module("vllm")  # first: vLLM imports our platform class while it is imported itself
     return import_module(f"rlk.rollout.{name}")
