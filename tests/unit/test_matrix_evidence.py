@@ -1,4 +1,4 @@
-"""The committed evidence of the matrix and of the long run is whole: the page says what it says, and nothing is missing.
+"""The committed evidence of the matrix and of the long run is whole: the page says what it says, nothing is missing.
 
 Pairs are counted from the degrees in test_matrix; here every cell of the files must have its record.
 """
