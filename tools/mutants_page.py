@@ -86,6 +86,8 @@ def _summary(modules: Sequence[Module], survivors: Sequence[Survivor]) -> Iterat
     explained = sum(1 for s in survivors if s.why)
     yield f"Of {mutants} mutants {made} were to be made and {run} were run:"
     yield f"**{noticed} noticed, {run - noticed} survived**, of which {explained} are explained."
+    if run < made:
+        yield f"{made - run} have not been run yet, or survived before tests were added and did not meet them."
 
 
 def _table(modules: Sequence[Module], survivors: Sequence[Survivor]) -> Iterator[str]:
