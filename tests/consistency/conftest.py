@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlk.driver.pool import Pool
+from rlk.driver.processes import time_limit
 from rlk.driver.run import Outcome
 from rlk.evidence.record import Record
 from rlk.evidence.validate import validate
@@ -58,8 +59,9 @@ class Sessions:
         self.pool = Pool(output, lease=lambda profile: lease_for(profile, os.environ))
 
     def run(self, cell: Cell, plan: Plan) -> CellRun:
-        """A run of the plan from the initial state."""
-        return CellRun(cell, *self.pool.run(plan, sys.stderr))
+        """A run of the plan from the initial state, red once the cell's time is over."""
+        with time_limit(cell.timeout_s, cell.id):
+            return CellRun(cell, *self.pool.run(plan, sys.stderr))
 
     def stop(self) -> None:
         """Ends the session's processes, and gives its GPUs back after that."""
