@@ -6,7 +6,7 @@ where it would pass the canonical ones.
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 
@@ -15,34 +15,11 @@ from rlk.kernels.collectives.base import Collective
 from rlk.kernels.policy import RowParams
 from rlk.kernels.tree import tree_sum
 from rlk.model.ops import CanonicalOps, Ops
+from rlk.model.policy import Policy
 from rlk.plan.faults import Moment, Side, moment
 
 _WRONG_BASE = 1e4
 _OUT = -1e4  # a logit that no support keeps
-
-
-class Policy(Protocol):
-    """What samples and scores: rlk.kernels.policy, or something that stands around it."""
-
-    def sample_rows(
-        self,
-        logits: torch.Tensor,
-        params: RowParams,
-        seed: torch.Tensor,
-        sample_id: torch.Tensor,
-        position: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See rlk.kernels.policy.sample_rows."""
-
-    def score_rows(
-        self, logits: torch.Tensor, params: RowParams, tokens: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See rlk.kernels.policy.score_rows."""
-
-    def score_backward(
-        self, logits: torch.Tensor, params: RowParams, tokens: torch.Tensor, coefficients: torch.Tensor
-    ) -> torch.Tensor:
-        """See rlk.kernels.policy.score_backward."""
 
 
 def ops_for(inject: str | None, *sides: Side) -> tuple[Ops, Moment | None]:
@@ -164,7 +141,7 @@ class FaultyPolicy:
         if self.fault == "no-truncation":
             return logits, params.full_support()
         if self.fault == "top-p-first":
-            return _nucleus(logits, params), _without_top_p(params)
+            return _nucleus(logits, params), replace(params, top_p=torch.ones_like(params.top_p))
         if self.fault == "ties-kept":
             return logits, _with_ties(logits, params)
         return logits, params
@@ -175,10 +152,10 @@ class FaultyPolicy:
             logits = torch.cat([logits, padding], 1)
             off = params.top_k >= logits.shape[1] - padding.shape[1]  # and stays off over the longer row
             top_k = torch.where(off, torch.iinfo(torch.int64).max, params.top_k)
-            params = RowParams(params.temperature, top_k, params.top_p, params.greedy)
+            params = replace(params, top_k=top_k)
         if self.when.on and self.fault in ("raw-logprobs", "temperature-on-logprobs"):
             full = params.full_support()
-            plain = RowParams(torch.ones_like(full.temperature), full.top_k, full.top_p, full.greedy)
+            plain = replace(full, temperature=torch.ones_like(full.temperature))
             raw = self.inner.score_rows(logits, plain, tokens)[0]
             return raw / params.temperature if self.fault == "temperature-on-logprobs" else raw
         return self.inner.score_rows(logits, params, tokens)[0]
@@ -201,13 +178,9 @@ def _nucleus(logits: torch.Tensor, params: RowParams) -> torch.Tensor:
     return logits.masked_fill(~kept, _OUT)
 
 
-def _without_top_p(params: RowParams) -> RowParams:
-    return RowParams(params.temperature, params.top_k, torch.ones_like(params.top_p), params.greedy)
-
-
 def _with_ties(logits: torch.Tensor, params: RowParams) -> RowParams:
     """Top-k widened to every token as large as the k-th."""
     k = params.top_k.clamp(max=logits.shape[1])
     kth = logits.float().sort(1, descending=True)[0].gather(1, k[:, None] - 1)
     wider = (logits.float() >= kth).sum(1)
-    return RowParams(params.temperature, torch.maximum(params.top_k, wider), params.top_p, params.greedy)
+    return replace(params, top_k=torch.maximum(params.top_k, wider))

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 
 from rlk.kernels.policy import RowParams
-from rlk.model.faults import Policy
+from rlk.model.policy import Policy
 from rlk.model.probe import Recorder
 
 
 class ProbedPolicy:
-    """See rlk.model.faults.Policy. Of several calls over the rows of one pass the last counts: its log-probability is
+    """See rlk.model.policy.Policy. Of several calls over the rows of one pass the last counts: its log-probability is
     the one that is returned."""
 
     def __init__(self, inner: Policy, recorder: Recorder, seed: int | None = None) -> None:

@@ -19,7 +19,7 @@ from vllm.v1.sample.sampler import Sampler
 
 from rlk.kernels import policy
 from rlk.kernels.policy import RowParams
-from rlk.model.faults import Policy
+from rlk.model.policy import Policy
 from rlk.rollout.messages import RolloutError
 from rlk.rollout.sampling import ARGUMENT, Applied, applied_of
 

@@ -8,7 +8,7 @@ import torch
 
 from rlk.kernels import policy
 from rlk.kernels.policy import RowParams
-from rlk.model.faults import Policy
+from rlk.model.policy import Policy
 from rlk.model.probe import Recorder
 from rlk.model.qwen3 import Qwen3, Tape
 from rlk.train import native

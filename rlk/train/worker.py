@@ -15,10 +15,11 @@ import torch
 from rlk.kernels import policy
 from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
-from rlk.model.faults import Policy, ops_for, policy_for
+from rlk.model.faults import ops_for, policy_for
 from rlk.model.native import NativeOps
 from rlk.model.ops import Ops
 from rlk.model.parallel import ParallelContext
+from rlk.model.policy import Policy
 from rlk.model.policy_probe import ProbedPolicy
 from rlk.model.probe import ProbedOps, Recorder
 from rlk.model.qwen3 import Qwen3
