@@ -4,6 +4,7 @@ gathering."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -53,7 +54,12 @@ def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Te
 
 def sum_squares(x: torch.Tensor) -> float:
     """float64 sum of squares of one atom, fp32, in index order."""
-    return cast(float, form("state", x).sum_squares(x))
+    return float(sums_of_squares([x]))
+
+
+def sums_of_squares(atoms: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`sum_squares` of each, float64 [atoms], where the atoms are: a device is not waited for."""
+    return cast(torch.Tensor, form("state", atoms[0]).sums_of_squares(atoms))
 
 
 def fingerprint(x: torch.Tensor, *, row0: int = 0, col0: int = 0, width: int | None = None) -> tuple[int, int]:
@@ -62,7 +68,28 @@ def fingerprint(x: torch.Tensor, *, row0: int = 0, col0: int = 0, width: int | N
     x: [rows, cols] of 2- or 4-byte elements, the part of a tensor of `width` columns whose first element is at
     (row0, col0). Parts of one tensor add up, whatever the sharding: see `combine`.
     """
-    return cast(tuple[int, int], form("state", x).fingerprint(x, row0, col0, x.shape[1] if width is None else width))
+    return fingerprints([[Part(x, row0, col0, x.shape[1] if width is None else width)]])[0]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What `fingerprint` takes: x [rows, cols], a part of a tensor of `width` columns, from (row0, col0) on."""
+
+    x: torch.Tensor
+    row0: int
+    col0: int
+    width: int
+
+
+def fingerprints(tensors: Sequence[Sequence[Part]]) -> list[tuple[int, int]]:
+    """Of each tensor what its parts add up to, (0, 0) where there are none.
+
+    A device is read once for all: of processes that share a GPU each waits its turn for every read.
+    """
+    device = next((part.x for parts in tensors for part in parts), None)
+    if device is None:
+        return [(0, 0) for _ in tensors]
+    return cast(list[tuple[int, int]], form("state", device).fingerprints(tensors))
 
 
 def row_fingerprints(x: torch.Tensor, shards: int = 1, shard0: int = 0) -> torch.Tensor:

@@ -37,7 +37,7 @@ from rlk.kernels.collectives.arena import Layout
 from rlk.kernels.collectives.turns import ArenaCollective
 from rlk.kernels.cuda import attention, gemm, launch, pointwise, policy, state, tree
 from rlk.kernels.policy import RowParams
-from rlk.kernels.state import AdamStep
+from rlk.kernels.state import AdamStep, Part
 
 log = logging.getLogger("compile_kernels")
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -171,10 +171,9 @@ def states() -> None:
     x = empty(4096, dtype=F32)
     step = AdamStep.at(1, lr=1e-3, betas=(0.9, 0.98), eps=1e-8, decay=0.1, clip=1.0)
     state.adamw(x, x, x, x, step)
-    state.sum_squares(x)
+    state.sums_of_squares([x])
     for dtype in (BF16, F32):
-        state.fingerprint(torch.zeros(64, 64, dtype=dtype), 0, 0, 64)
-        state.fingerprint(torch.zeros(1, 64, dtype=dtype), 0, 0, 64)
+        state.fingerprints([[Part(torch.zeros(rows, 64, dtype=dtype), 0, 0, 64)] for rows in (64, 1)])
         state.row_fingerprints(torch.zeros(2, 64, dtype=dtype), 8, 0)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import torch
 
 from rlk.kernels.cpu.library import load, pointer
-from rlk.kernels.state import AdamStep
+from rlk.kernels.state import AdamStep, Part, combine
 
 F32 = torch.float32
 VIEWS = {2: torch.int16, 4: torch.int32}
@@ -26,13 +27,18 @@ def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Te
     )  # fmt: skip
 
 
-def sum_squares(x: torch.Tensor) -> float:
+def sums_of_squares(atoms: Sequence[torch.Tensor]) -> torch.Tensor:
     """See rlk.kernels.state."""
-    return float(load().rlk_sum_squares(pointer(x, F32), x.numel()))
+    found = [load().rlk_sum_squares(pointer(x, F32), x.numel()) for x in atoms]
+    return torch.tensor(found, dtype=torch.float64, device="cpu")
 
 
-def fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int, int]:
+def fingerprints(tensors: Sequence[Sequence[Part]]) -> list[tuple[int, int]]:
     """See rlk.kernels.state."""
+    return [combine([_fingerprint(p.x, p.row0, p.col0, p.width) for p in parts]) for parts in tensors]
+
+
+def _fingerprint(x: torch.Tensor, row0: int, col0: int, width: int) -> tuple[int, int]:
     if x.dim() != 2 or (x.shape[1] > 1 and x.stride(1) != 1):
         raise TypeError(
             f"a fingerprint takes rows of contiguous elements, got shape {tuple(x.shape)} strides {x.stride()}"

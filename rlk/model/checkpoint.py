@@ -104,10 +104,10 @@ def fingerprints(
 
     A replicated tensor is whole on every rank: count it once. A rank with only padding of a vocabulary says (0, 0).
     """
-    parts: dict[str, list[tuple[int, int]]] = {t.hf_name: [] for param in params for t in param.tensors}
+    parts: dict[str, list[state.Part]] = {t.hf_name: [] for param in params for t in param.tensors}
     for tensor, r, part in exported(params, stored, context):
-        parts[tensor.hf_name].append(state.fingerprint(part, row0=r.row0, col0=r.col0, width=tensor.width))
-    return {name: state.combine(pairs) for name, pairs in parts.items()}
+        parts[tensor.hf_name].append(state.Part(part, r.row0, r.col0, tensor.width))
+    return dict(zip(parts, state.fingerprints(list(parts.values())), strict=True))
 
 
 def described(

@@ -52,12 +52,12 @@ def piece_fingerprints(pieces: Mapping[str, torch.Tensor], context: ParallelCont
     An element's index is its atom's place, then its place within; padding counts. A replicated parameter is one shard,
     the same on every tensor-parallel rank.
     """
-    out = {}
+    parts = []
     for name, held in pieces.items():
         first = 0 if replicated(name) else context.shards.start
         rows = [(first + s) * VIRTUAL + context.slices.start for s in range(held.shape[0])]
-        out[name] = state.combine([state.fingerprint(x, row0=row) for x, row in zip(held, rows, strict=True)])
-    return out
+        parts.append([state.Part(x, row, 0, x.shape[1]) for x, row in zip(held, rows, strict=True)])
+    return dict(zip(pieces, state.fingerprints(parts), strict=True))
 
 
 TIED_HEAD = "embed (as head)"

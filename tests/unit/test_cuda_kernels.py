@@ -217,14 +217,18 @@ def test_an_optimizer_step_shares_every_bit() -> None:
 def test_fingerprints_are_the_same_integers() -> None:
     from rlk.kernels.cpu import state as cpu
     from rlk.kernels.cuda import state
+    from rlk.kernels.state import Part
 
-    for x in (spread(11, 1500, seed=15)[:, :1100], spread(5, 33, seed=16).float(), spread(1, 40, seed=17)):
-        found = state.fingerprint(x, 3, 5, 2000)
-        assert found == cpu.fingerprint(x, 3, 5, 2000)
+    whole = (spread(11, 1500, seed=15)[:, :1100], spread(5, 33, seed=16).float(), spread(1, 40, seed=17))
+    tensors = [[Part(x, 3, 5, 2000)] for x in whole] + [[], [Part(x, 3 * i, 5, 2000) for i, x in enumerate(whole)]]
+    found = state.fingerprints(tensors)
+    assert found == cpu.fingerprints(tensors)
+    assert found[3] == (0, 0)
+    for x, before in zip(whole, found, strict=False):
         y = x.clone()
         y[-1, -1] += 1
-        assert state.fingerprint(y, 3, 5, 2000) != found
-        assert state.fingerprint(x, 3, 6, 2000) != found
+        changed, moved = state.fingerprints([[Part(y, 3, 5, 2000)], [Part(x, 3, 6, 2000)]])
+        assert before not in (changed, moved)
 
 
 @interpreted
@@ -244,9 +248,10 @@ def test_a_sum_of_squares_keeps_fifteen_digits() -> None:
 
     x = torch.randn(20_000, generator=torch.Generator().manual_seed(18))
     exact = float(x.double().square().sum())
-    assert state.sum_squares(x) == pytest.approx(exact, rel=1e-14)
-    assert state.sum_squares(x[3:19_000]) == state.sum_squares(x[3:19_000].clone()), "an atom, wherever it lies"
-    assert state.sum_squares(x[:0]) == 0.0
+    found = state.sums_of_squares([x, x[3:19_000], x[3:19_000].clone(), x[:0]]).tolist()
+    assert found[0] == pytest.approx(exact, rel=1e-14)
+    assert found[1] == found[2], "an atom, wherever it lies"
+    assert found[3] == 0.0
 
 
 @interpreted
