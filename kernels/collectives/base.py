@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -33,6 +33,17 @@ class Collective(Protocol):
 
     def all_reduce(self, t: torch.Tensor, stage: str) -> torch.Tensor:
         """The transport's ordinary sum, in whatever order it likes: for the native operators only."""
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A transport whose calls return before the bytes have moved."""
+
+    def settle(self) -> None:
+        """Waits for what was started; raises CollectiveTimeoutError by rank and stage."""
+
+    def check(self) -> None:
+        """Raises CollectiveTimeoutError if a wait was given up."""
 
 
 class Alone:

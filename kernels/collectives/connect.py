@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from rlk.kernels.collectives.base import Alone, Collective
+from rlk.kernels.collectives.base import Alone, Collective, Settling
 from rlk.kernels.collectives.gloo import GlooCollective
 from rlk.kernels.collectives.shared_memory import SharedMemoryCollective
 from rlk.kernels.collectives.staged import HostStaged
@@ -49,6 +49,23 @@ def arena_bytes(*groups: Collective) -> int:
     """Bytes of the device that the groups hold for as long as they live; a transport over the host has none."""
     described = [group.describe() for group in groups if hasattr(group, "describe")]
     return sum(int(said["arena_bytes"]) for said in described)
+
+
+def settle(*groups: Collective) -> None:
+    """Before results are read on the host: waits for what the groups started on a device, in a way that a rank which
+    stays away can end. A transport over the host has waited already.
+
+    Raises:
+        CollectiveTimeoutError: by rank and stage.
+    """
+    live = [group for group in groups if isinstance(group, Settling)]
+    for group in live:
+        try:
+            group.settle()
+        except RuntimeError:  # the device stopped; the group whose rank stayed away can say so
+            for other in live:
+                other.check()
+            raise
 
 
 def disconnect(*groups: Collective) -> None:

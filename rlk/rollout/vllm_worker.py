@@ -14,7 +14,7 @@ from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker
 
 from rlk.kernels import policy as canonical
-from rlk.kernels.collectives.connect import disconnect
+from rlk.kernels.collectives.connect import disconnect, settle
 from rlk.kernels.proof import Proof
 from rlk.kernels.proof_shared import prove_once
 from rlk.model import checkpoint
@@ -69,6 +69,8 @@ class RankWorker(Worker):  # type: ignore[misc]
         if self._model.page_fault is not None:
             self._model.page_fault.resumed = scheduler_output.scheduled_cached_reqs.resumed_req_ids
         output = super().execute_model(scheduler_output)
+        context = self._model.qwen3.context
+        settle(context.tp, context.cp)  # what comes next reads sampled tokens on the host
         self._count(scheduler_output, replayed=self._model.forwards == before)
         if self.plan.config.mode == "native":
             self._note_stock_settings(scheduler_output)

@@ -139,9 +139,8 @@ class Backward:
         vocabulary."""
         r, shards, height = dlogits.shape
         name = TIED_HEAD if self.model.shape.tie_word_embeddings else "head"
-        edges = torch.searchsorted(self.batch.rows, torch.tensor(self.batch.slices, device=hidden.device)).tolist()
         x = hidden[self.batch.rows]
-        for ranges in edges:
+        for ranges in self.batch.row_slices:
             grads = gemm.weight_gradients(dlogits.view(r, shards * height), x, [ranges])
             self.sums.add(name, grads.view(1, shards, height, hidden.shape[1]))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,7 +65,7 @@ class MicroBatch:
     keys. gather: int64 [keys], where each of these lies among the gathered rows of all context-parallel ranks,
     `padded` a rank.
     rows: int64 [R], the rows that predict a response token; target, owner, index: that token, its sample (index
-    within the micro-batch) and its place in the response.
+    within the micro-batch) and its place in the response. row_slices: as slices, with ranges of these rows.
     """
 
     samples: tuple[Sample, ...]
@@ -76,6 +77,7 @@ class MicroBatch:
     gather: torch.Tensor
     padded: int
     rows: torch.Tensor
+    row_slices: tuple[tuple[tuple[int, int], ...], ...]
     target: torch.Tensor
     owner: torch.Tensor
     index: torch.Tensor
@@ -118,10 +120,16 @@ def build(samples: Sequence[Sample], context: ParallelContext) -> MicroBatch:
         gather=gather,
         padded=padded,
         rows=columns[0],
+        row_slices=tuple(tuple(_within(predicting, *r) for r in ranges) for ranges in mine.slices),
         target=columns[1],
         owner=columns[2],
         index=columns[3],
     )
+
+
+def _within(rows: Sequence[tuple[int, ...]], start: int, end: int) -> tuple[int, int]:
+    """The range of ascending rows that lie from `start` to `end`."""
+    return bisect_left(rows, (start,)), bisect_left(rows, (end,))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from rlk.kernels import state
+from rlk.kernels.collectives.connect import settle
 from rlk.kernels.state import AdamStep
 from rlk.model.parallel import ParallelContext
 from rlk.train.gradients import from_pieces, owned_pieces
@@ -61,16 +62,16 @@ class Optimizer:
     def grad_norm(self, grads: Mapping[str, torch.Tensor]) -> float:
         """float64: squares summed within an atom by one kernel, then atoms in index order, then tensors in name
         order."""
+        names, tp, cp = sorted(grads), self.context.tp, self.context.cp
+        squares = state.sums_of_squares([atom for name in names for shard in grads[name] for atom in shard])
+        gathered = tp.all_gather(cp.all_gather(squares, "gradient norm"), "gradient norm")
+        settle(tp, cp)
         total = 0.0
-        for name in sorted(grads):
-            grad = grads[name]
-            squares = [[state.sum_squares(a) for a in shard] for shard in grad]
-            atoms = torch.tensor(squares, dtype=torch.float64, device=grad.device)
-            rows = self.context.cp.all_gather(atoms, "gradient norm").transpose(0, 1).flatten(1)
-            if name not in self.vectors:
-                rows = self.context.tp.all_gather(rows, "gradient norm").flatten(0, 1)
+        held = [grads[name].shape[:2] for name in names]
+        for name, shape, own in zip(names, held, gathered.cpu().split([s * k for s, k in held], 2), strict=True):
+            atoms = own.unflatten(2, shape).transpose(1, 2)  # [TP, S, CP, 8 / CP]: by index
             within = 0.0
-            for square in rows.flatten().tolist():
+            for square in atoms[: 1 if name in self.vectors else tp.size].flatten().tolist():
                 within += square
             total += within
         return float(total**0.5)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from rlk.kernels import policy
+from rlk.kernels.collectives.connect import settle
 from rlk.kernels.policy import RowParams
 from rlk.model import checkpoint
 from rlk.model.faults import ops_for, policy_for
@@ -121,13 +122,13 @@ class TrainWorker:
             with recorded(self.recorder, "score", batch):
                 parts.append(self.arm.score(self.model, scored, params))
         ids = [torch.tensor([s.sample_id for s in b.samples], device=self.device)[b.owner] for b in self.batches]
-        logprobs = _on_host([logprob for logprob, _ in parts])
+        logprobs = self._on_host([logprob for logprob, _ in parts])
         return ScoredTokens(
-            _on_host(ids),
-            _on_host([b.index for b in self.batches]).astype(np.int32),
-            _on_host([b.target for b in self.batches]).astype(np.int32),
+            self._on_host(ids),
+            self._on_host([b.index for b in self.batches]).astype(np.int32),
+            self._on_host([b.target for b in self.batches]).astype(np.int32),
             logprobs if self.fault is None else self.fault.scored(logprobs),
-            _on_host([inside for _, inside in parts]).astype(np.uint8),
+            self._on_host([inside for _, inside in parts]).astype(np.uint8),
         )
 
     def score_reference(self) -> npt.NDArray[np.float32]:
@@ -138,7 +139,7 @@ class TrainWorker:
         reference.load(checkpoint.load(path, reference.params, self.context))
         self.reference_bytes = held_bytes(reference.weights)
         rows = zip(self.batches, self.params, strict=True)
-        return _on_host([self.arm.score(reference, b, p.full_support())[0] for b, p in rows])
+        return self._on_host([self.arm.score(reference, b, p.full_support())[0] for b, p in rows])
 
     def update(
         self, coefficients: Mapping[int, npt.NDArray[np.float32]]
@@ -165,7 +166,12 @@ class TrainWorker:
             report = self.optimizer.step(gradients, settings)
         weights = self.optimizer.export(self.model.weights)
         self.model.load(weights if self.fault is None else self.fault.exports(weights))
-        return _on_host(seen), report
+        return self._on_host(seen), report
+
+    def _on_host(self, parts: Sequence[torch.Tensor]) -> npt.NDArray[Any]:
+        """Where a rank's results leave its device: every log-probability that becomes evidence passes here."""
+        settle(self.context.tp, self.context.cp)
+        return torch.cat(list(parts)).cpu().numpy()
 
     def _settings(self) -> AdamSettings:
         c = self.plan.config
@@ -193,8 +199,3 @@ class TrainWorker:
     def fingerprints(self) -> dict[str, tuple[int, int]]:
         """This rank's part of the fingerprint of every exported tensor."""
         return checkpoint.fingerprints(self.model.params, self.model.weights, self.context)
-
-
-def _on_host(parts: Sequence[torch.Tensor]) -> npt.NDArray[Any]:
-    """Where a rank's results leave its device: everything that becomes evidence passes here."""
-    return torch.cat(list(parts)).cpu().numpy()

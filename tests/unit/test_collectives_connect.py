@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlk.kernels.collectives.base import Alone
-from rlk.kernels.collectives.connect import arena_bytes, connect, disconnect, transport_of
+from rlk.kernels.collectives.base import Alone, CollectiveTimeoutError
+from rlk.kernels.collectives.connect import arena_bytes, connect, disconnect, settle, transport_of
 from rlk.kernels.collectives.staged import HostStaged
 from tests.unit.ranks import ThreadCollective, _Meeting
 
@@ -41,3 +41,37 @@ def test_only_a_devices_arenas_are_counted() -> None:
 
     assert arena_bytes(Alone(), HostStaged(Alone())) == 0
     assert arena_bytes(OnDevice(), OnDevice()) == 128 << 20
+
+
+class _OnDevice(Alone):
+    """A group whose device stops when any group's wait was given up."""
+
+    waited = 0
+    error: str | None = None
+    device_error: str | None = None
+
+    def settle(self) -> None:
+        self.waited += 1
+        if self.device_error:
+            raise RuntimeError(self.device_error)
+        self.check()
+
+    def check(self) -> None:
+        if self.error:
+            raise CollectiveTimeoutError(self.error)
+
+
+def test_settling_waits_for_every_group_of_a_device() -> None:
+    first, second = _OnDevice(), _OnDevice()
+    settle(first, Alone(), second)
+    assert (first.waited, second.waited) == (1, 1)
+
+
+def test_the_group_whose_rank_stayed_away_is_named() -> None:
+    first, second = _OnDevice(), _OnDevice()
+    first.device_error, second.error = "unspecified launch failure", "context parallel group: rank 3 did not come"
+    with pytest.raises(CollectiveTimeoutError, match="rank 3 did not come"):
+        settle(first, second)
+    second.error = None
+    with pytest.raises(RuntimeError, match="unspecified launch failure"):
+        settle(first, second)
