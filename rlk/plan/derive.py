@@ -183,9 +183,8 @@ def _transport(profile: Profile) -> Literal["shared-memory", "host-staged", "cud
 
 def _eager(config: RunConfig, profile: Profile) -> str | None:
     """Why no step of an engine on a GPU can be captured in a graph, or None."""
-    if config.rollout_tp > 1:
-        host = profile.collectives == "host"
-        return "its ranks exchange bytes through the host" if host else "exchanges of its ranks are not captured yet"
+    if config.rollout_tp > 1 and profile.collectives == "host":
+        return "its ranks exchange bytes through the host"
     if config.rollout_cp > 1:
         return "which pages a step takes from other ranks is found on the host"
     if config.inject is not None:

@@ -86,6 +86,8 @@ def test_graph_sizes_follow_the_engine_share(pair: Pair) -> None:
     assert plan_of(pair).graph_sizes == ()
     plan = plan_of(pair, profile(**CUDA))
     assert plan.graph_sizes == (GRAPHS[plan.engines] if plan.engine_ranks == 1 else ())
+    plan = plan_of(pair, profile(**CUDA, collectives="cuda-ipc"))
+    assert plan.graph_sizes == (GRAPHS[plan.engines] if plan.rollout.cp == 1 else ())
 
 
 @every_topology

@@ -82,7 +82,7 @@ def test_command_of_the_page_makes_its_plan(machine: Path, capsys: pytest.Captur
     assert plan.padded_vocab == 152576
     assert plan.transport == "cuda-ipc"
     assert plan.graph_sizes == () or plan.graph_sizes[-1] == min(64, -(-128 // plan.engines))
-    assert (plan.graph_sizes == ()) == (plan.rollout.ranks > 1)
+    assert (plan.graph_sizes == ()) == (plan.rollout.cp > 1 or plan.config.mode == "native")
     assert (plan.config.lr, plan.config.kl_coef) == (5e-7, 0.01)
     assert not plan.offload
 
