@@ -33,10 +33,14 @@ class Oracle:
 
     def __init__(self, plan: Plan) -> None:
         from transformers import Qwen3Config, Qwen3ForCausalLM
+        from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
         self.plan = plan
         config = Qwen3Config.from_pretrained(Path(plan.profile.model))
-        self._network = Qwen3ForCausalLM(config).to(torch.float64).eval()
+        with torch.device("meta"):  # its own random weights would take minutes for billions of them
+            network = Qwen3ForCausalLM(config).to(torch.float64).eval()
+        self._network = network.to_empty(device="cpu")
+        self._network.model.rotary_emb = Qwen3RotaryEmbedding(config).to(torch.float64)  # no checkpoint has its table
         self._weights = ""
 
     def serve(self, plan: Plan) -> None:
@@ -49,7 +53,7 @@ class Oracle:
         self._weights = weights_hash(_fingerprints(self.plan.shape, tensors))
         if self.plan.shape.tie_word_embeddings:
             tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-        self._network.load_state_dict({name: t.to(torch.float64) for name, t in tensors.items()}, strict=True)
+        self._network.load_state_dict(tensors, strict=True)  # bf16 words become float64, exactly
 
     @property
     def weights(self) -> str:

@@ -73,12 +73,13 @@ class StepRunner:
         """
         self.tensors = tensor_entries(self.plan, self.trainer.described())
         self.writer.fingerprints(self._fingerprints(0))
-        self.oracle.load(self.trainer.export())
+        self.exports = self.trainer.export()
 
     def run(self, step: int) -> None:
         """One step; weights of version `step` in, version `step + 1` out."""
         clock, start = Stopwatch({}), time.perf_counter()
-        prompts = self._prompts(step)
+        prompts, loading = self._prompts(step), self.aside.submit(self.oracle.load, self.exports)
+        self.exports = []  # the largest things in Ray's memory: gone once the oracle has read them
         with clock.phase("rollout"):
             self.watch.phase(step, "rollout")
             if self.plan.offload:
@@ -89,6 +90,7 @@ class StepRunner:
         samples = merge(rollouts)
         self.watch.tokens(len(samples.tokens))
         batch = self._rewards(step, samples, prompts)
+        loading.result()
         looking = self.aside.submit(self.oracle.look, step, samples)
         with clock.phase("score"):
             self.watch.phase(step, "score")
@@ -107,12 +109,11 @@ class StepRunner:
         self.writer.oracle(step, self.oracle.weights, looking.result())
         with clock.phase("sync"):
             self.watch.phase(step, "sync")
-            exports = self.trainer.export()
+            self.exports = self.trainer.export()
             if self.fault is not None:
                 self.fault.when.step = step
-            self.engines.load(recut(exports, self.plan.rollout.tp), step + 1, self.fault)
+            self.engines.load(recut(self.exports, self.plan.rollout.tp), step + 1, self.fault)
             weights = self._fingerprints(step + 1)
-        self.oracle.load(exports)
         self.writer.fingerprints(weights)
         made = Made(update_record(self.plan, step, self.trainer.update_fingerprints()), weights, self.plan.config.seed)
         self.writer.update(made.update)
