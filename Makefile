@@ -67,9 +67,12 @@ mutants: setup
 	PYTHONPATH=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 		build/mutants-venv/bin/python tools/mutants.py $(ONLY)
 
-# Every op beside the ordinary one, on a Hopper GPU: times and errors.
+# On a Hopper GPU: every op beside the ordinary one, sums and gathers beside NCCL's, a decode step and a train step beside native
+# mode and vLLM's own model. Times, errors and memory.
 bench: setup
-	$(BIN)/python -m tests.bench --out docs/evidence/bench.json
+	$(BIN)/python -m tests.bench ops --out docs/evidence/bench.json
+	$(BIN)/python -m tests.bench collectives --out docs/evidence/bench-collectives.json
+	$(BIN)/python -m tests.bench steps --out docs/evidence/bench-steps.json
 
 lint: setup
 	$(BIN)/ruff check .
