@@ -140,6 +140,14 @@ class RunConfig(BaseModel):
     max_response_len: Annotated[
         int, _option("--max-response-len", "--rollout-max-response-len", domain=_POSITIVE, help="response tokens")
     ] = 512
+    ignore_eos: Annotated[
+        bool,
+        _option(
+            "--ignore-eos",
+            domain=Switch(),
+            help="no id ends a response: each has the most tokens that are allowed",
+        ),
+    ] = False
     max_tokens_per_gpu: Annotated[
         int | None,
         _option(

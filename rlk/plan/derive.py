@@ -81,6 +81,11 @@ class Plan:
             raise ValueError("this plan has no run id yet: use with_run_id")
         return self.config.run_id
 
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The ids that end a response."""
+        return () if self.config.ignore_eos else self.shape.eos_ids
+
     def sampling_of(self, index_in_batch: int) -> Sampling:
         """The sampling of one sample; a mix is cycled by the sample's index in its step's batch."""
         samplings = self.config.samplings

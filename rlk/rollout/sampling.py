@@ -40,7 +40,7 @@ def expected(sampling: Sampling, plan: Plan) -> Applied:
 def parameters(request: Request, plan: Plan) -> dict[str, Any]:
     """Arguments of vLLM's SamplingParams for a request.
 
-    Stopping is ours: the eos ids of config.json as stop tokens, and ignore_eos. Without that vLLM 0.26.0 adds the eos
+    Stopping is ours: the plan's ids as stop tokens, and vLLM's ignore_eos. Without that vLLM 0.26.0 adds the eos
     ids of generation_config.json even under generation_config="vllm".
 
     Raises:
@@ -48,7 +48,7 @@ def parameters(request: Request, plan: Plan) -> dict[str, Any]:
     """
     common = {
         "max_tokens": request.max_tokens,
-        "stop_token_ids": list(plan.shape.eos_ids),
+        "stop_token_ids": list(plan.stop_ids),
         "ignore_eos": True,
         "detokenize": False,
         "logprobs": 0,

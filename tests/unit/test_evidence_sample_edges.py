@@ -116,6 +116,10 @@ COVERAGE = [
          _response(1, 5, 5, 5, reason=LENGTH)),
     Case("responses", "cut_with_an_end", r"sample 0: ended by length at 6 of 6 tokens, with .* at \[1\]",
          _response(0, 5, EOS, reason=LENGTH)),
+    Case("responses", "cut_with_an_end_that_is_ignored", None, _response(0, 5, EOS, reason=LENGTH),
+         options={"lengths": (6, 6, 6, 6), "ignore_eos": True}),
+    Case("responses", "stopped_at_an_end_that_is_ignored", r"sample 1: stopped, but .* stand at \[\] of 3",
+         options={"ignore_eos": True}),
 ]  # fmt: skip
 LOGPROBS = [
     Case("logprobs_zero_tail", "at_the_temperature", r"sample 0 token 4: the last 2 log-probs", _zeros(0, 4, 5),

@@ -46,6 +46,13 @@ def test_stopping_is_said_by_us(mode: str) -> None:
     assert (sent["stop_token_ids"], sent["ignore_eos"], sent["max_tokens"]) == ([2, 5], True, 16)
 
 
+def test_no_id_ends_a_response_where_that_is_asked_for() -> None:
+    asked = plan()
+    asked = dataclasses.replace(asked, config=asked.config.model_copy(update={"ignore_eos": True}))
+    sent = parameters(request(Sampling(1.0)), asked)
+    assert (sent["stop_token_ids"], sent["ignore_eos"], sent["max_tokens"]) == ([], True, 16)
+
+
 def test_native_settings_go_to_vllm() -> None:
     sent = parameters(request(Sampling(0.7, 0.95, 20)), plan("native"))
     assert (sent["temperature"], sent["top_p"], sent["top_k"]) == (0.7, 0.95, 20)

@@ -91,8 +91,8 @@ def prompts(run: Record, step: StepRecord, tally: Tally) -> None:
 
 
 def responses(run: Record, step: StepRecord, tally: Tally) -> None:
-    """Each response ends for the reason it states: at its limit, or at the only end-of-sequence id it holds."""
-    ends = np.array(run.plan.shape.eos_ids)
+    """Each response ends for the reason it states: at its limit, or at the only id it holds that ends one."""
+    ends = np.array(run.plan.stop_ids, np.int64)
     for row, sample in enumerate(step.samples.sample_id.tolist()):
         tally.add()
         if problem := _response_problem(step.samples, row, run.plan.config.max_response_len, ends):
