@@ -1,183 +1,176 @@
-"""Runs the matrix and writes its evidence: `make matrix`. Cells that passed in an earlier sitting are not run again."""
+"""Runs the matrix and writes its evidence: `make matrix`. Cells that passed in an earlier sitting are not run again.
+
+With --cells FILE a flat list instead, such as matrices/gpu.yaml: each record then also holds what its run left.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import platform
 import shlex
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
 
-from rlk.driver.errors import RunError
-from rlk.driver.gpus import visible_gpus
 from rlk.driver.pool import Pool
-from rlk.driver.processes import interruptible, time_limit
-from rlk.driver.provenance import revision, versions
+from rlk.driver.processes import interruptible
+from rlk.driver.provenance import versions
 from rlk.driver.refusals import refuse
-from rlk.driver.run import Outcome
-from rlk.evidence.matrix import CellRecord, MatrixEvidence, NativeArm, composed, problems, record
-from rlk.evidence.record import Record
-from rlk.plan.derive import Plan, derive
+from rlk.evidence.matrix import CellRecord, MatrixEvidence, composed, problems
 from rlk.plan.errors import ConfigErrors
 from rlk.plan.matrix import Matrix, MatrixCell, listed
-from tools import matrix_page
+from tools import matrix_page, matrix_run
 
 ROOT = Path(__file__).parents[1]
 
 
-def _run(pool: Pool, cell: MatrixCell, native: bool, before: CellRecord | None) -> CellRecord:
-    """One cell from the initial state, with the time that its move to the topology took; then its native arm, where
-    that is asked for. A cell that passed `before` lacks that arm alone."""
-    began, code = time.monotonic(), revision()
-    one = before
-    if one is None:
-        outcome = _arm(pool, cell.plan, cell.limit_s)
-        one = _record(cell, outcome, code, round(time.monotonic() - began, 1))
-        if native:
-            one = one.model_copy(update={"step_seconds": _step_seconds(outcome), "memory": _memory(outcome)})
-    if native and one.passed:
-        config = cell.plan.config.model_copy(update={"mode": "native"})
-        ordinary = _arm(pool, derive(config, cell.plan.profile, cell.plan.shape), cell.limit_s)
-        if ordinary.steps:
-            arm = NativeArm(
-                tokens=ordinary.tokens_compared,
-                mismatches=ordinary.mismatching_tokens,
-                step_seconds=_step_seconds(ordinary),
-            )
-            one = one.model_copy(update={"native": arm})
-    return one
+class Sheet:
+    """The evidence file of this command's cells: what was run of them is kept, and so are records of other cells."""
+
+    def __init__(self, file: Path, cells: Sequence[MatrixCell]) -> None:
+        self.file, self.cells = file, cells
+        self.command = shlex.join(["python", "-m", "tools.matrix", *sys.argv[1:]])
+        self.known = MatrixEvidence.from_json(file.read_text(encoding="utf-8"), str(file)) if file.exists() else None
+        own, found = {cell.id: cell for cell in cells}, self.known.cells if self.known else ()
+        self.others = tuple(one for one in found if one.id not in own)
+        mine = [one for one in found if one.id in own and one.how == "run"]
+        self.kept = {one.id: one for one in mine if matrix_run.same_cell(one, own[one.id])}
+
+    def passed(self) -> dict[str, CellRecord]:
+        """Cells that need not run again."""
+        return {name: one for name, one in self.kept.items() if one.passed}
+
+    def write(self) -> MatrixEvidence:
+        """Everything that was run, and everything that is composed of it, in the order of the matrix."""
+        found = self.kept | {one.id: one for one in composed(self.cells, self.kept)}
+        own = tuple(found[cell.id] for cell in self.cells if cell.id in found)
+        evidence = MatrixEvidence(
+            command=self.command,
+            device=matrix_run.device(self.cells[0].plan),
+            versions=versions(),
+            cells=(*own, *self.others),
+        )
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(evidence.to_json(indent=1) + "\n", encoding="utf-8")
+        partial.rename(self.file)  # a reader never sees half of it
+        return evidence
 
 
-def _arm(pool: Pool, plan: Plan, limit_s: int | None) -> Outcome:
-    """One run. A run that could not even begin is a failed cell and does not end the sitting."""
-    try:
-        with time_limit(limit_s, plan.cell):
-            return pool.run(plan, sys.stderr)[1]
-    except (RunError, TimeoutError) as error:
-        pool.stop()
-        return Outcome(False, "", 0, 0, 0, None, 0.0, (str(error),))
-
-
-def _step_seconds(outcome: Outcome) -> tuple[float, ...]:
-    return tuple(round(one.seconds.total, 2) for one in Record(Path(outcome.run_dir)).metrics) if outcome.steps else ()
-
-
-def _memory(outcome: Outcome) -> dict[str, int]:
-    """Bytes that rank 0 of the trainer and of the first engine hold, by what they are of."""
-    if not outcome.steps:
-        return {}
-    readback = Record(Path(outcome.run_dir)).manifest.readback
-    train, engine = readback.train[0], readback.engines[0][0]
-    held = {f"{one.name} ({one.during_rollout})": one.bytes for one in train.holdings}
-    return {**held, "given back by the last offload": train.freed_bytes, "kv cache": engine.kv_cache_bytes}
-
-
-def _record(cell: MatrixCell, outcome: Outcome, code: str | None, seconds: float) -> CellRecord:
-    return record(
-        cell,
-        outcome.digest,
-        outcome.passed,
-        tokens=outcome.tokens_compared,
-        mismatches=outcome.mismatching_tokens,
-        steps=outcome.steps,
-        seconds=seconds,
-        revision=code,
-        errors=outcome.errors,
-    )
-
-
-def _device(plan: Plan) -> str:
-    if plan.profile.device == "cpu":
-        return f"{platform.processor() or platform.machine()}, CPU"
-    gpus = visible_gpus(os.environ)
-    return "; ".join(gpu.name for gpu in gpus[: plan.profile.gpus_of(len(gpus))])
-
-
-def _write(output: Path, cells: list[MatrixCell], ran: Iterable[CellRecord], command: str) -> MatrixEvidence:
-    """Everything that was run, and everything that is composed of it, in the order of the matrix."""
-    known = {one.id: one for one in ran}
-    known |= {one.id: one for one in composed(cells, known)}
-    evidence = MatrixEvidence(
-        command=command,
-        device=_device(cells[0].plan),
-        versions=versions(),
-        cells=tuple(known[cell.id] for cell in cells if cell.id in known),
-    )
-    partial = output.with_suffix(".partial")
-    partial.write_text(evidence.to_json(indent=1) + "\n", encoding="utf-8")
-    partial.rename(output)  # a reader never sees half of it
-    return evidence
+def _changes(pairs: Sequence[str], steps: int | None) -> dict[str, Any]:
+    """Option values by field name, from OPTION=JSON."""
+    changes: dict[str, Any] = {}
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        try:
+            changes[name] = json.loads(value)
+        except ValueError as error:
+            raise click.UsageError(f"--set {pair}: allowed is OPTION=JSON, a text in quotes") from error
+    return {**changes, **({"steps": steps} if steps is not None else {})}
 
 
 @click.command()
 @click.option("--cells", "flat", default="", help="a flat list of cells, in place of the two files")
+@click.option("--cell", "ids", multiple=True, help="with --cells: run this one; may be said again, in the order to run")
 @click.option("--profile", default="", help="with --cells: run them on this profile instead of their own")
+@click.option("--set", "pairs", multiple=True, help="with --cells: OPTION=JSON, by field name; null takes one away")
+@click.option("--steps", type=int, help="with --cells: updates of each run")
 @click.option("--native", is_flag=True, help="run each cell once more with ordinary operators, for its cost and errors")
 @click.option("--topologies", default=str(ROOT / "matrices" / "topologies.yaml"), help="both sides' topologies")
 @click.option("--sampling", default=str(ROOT / "matrices" / "sampling.yaml"), help="sampling settings and their steps")
-@click.option("--output", default=str(ROOT / "docs" / "evidence" / "matrix-cpu.json"), help="the evidence file")
-@click.option("--page", default=str(ROOT / "docs" / "matrix.md"), help="the page with its table; '' for none")
+@click.option("--output", help="the evidence file; docs/evidence/matrix-cpu.json, to be named with --cells")
+@click.option("--page", help="the page with its table, '' for none; docs/matrix.md, none with --cells")
 @click.option("--runs", default=str(ROOT / "runs" / "matrix"), help="folder of the run directories")
 @click.option("--only", default="", help="run only cells whose id contains this; the rest waits for another sitting")
 @click.option("--minutes", default=0.0, help="begin no cell after so many minutes; 0 is no limit")
 def main(
     flat: str,
+    ids: tuple[str, ...],
     profile: str,
+    pairs: tuple[str, ...],
+    steps: int | None,
     native: bool,
     topologies: str,
     sampling: str,
-    output: str,
-    page: str,
+    output: str | None,
+    page: str | None,
     runs: str,
     only: str,
     minutes: float,
 ) -> None:
     """Runs every cell that has not passed yet, then says what is missing. Exit code 0 if nothing is."""
-    if flat:
-        cells = listed(Path(flat), ROOT, profile or None, only if profile else "")
-    else:
-        cells = list(Matrix.load(Path(topologies), Path(sampling), ROOT).cells())
-    file, began = Path(output), time.monotonic()
-    command = shlex.join(["python", "-m", "tools.matrix", *sys.argv[1:]])
-    known = MatrixEvidence.from_json(file.read_text(encoding="utf-8"), str(file)) if file.exists() else None
-    old = known.cells if known else ()
-    done = {one.id: one for one in old if one.how == "run" and one.passed}
-    failed = {one.id for one in old if not one.passed}
-    ready = [cell for cell in cells if cell.how == "run" and not cell.plan.unbuilt and only in cell.id]
+    changes = _changes(pairs, steps)
+    if flat and output is None:
+        raise click.UsageError("--cells needs --output: the file for its evidence")
+    if not flat and (ids or profile or changes):
+        raise click.UsageError("--cell, --profile, --set and --steps choose and change cells of a list: give --cells")
+    # Ids change with the options, and on another profile cells that are not asked for may not fit: choose before that.
+    early, late = (only, "") if profile or changes else ("", only)
+    try:
+        if flat:
+            # A file below this folder, or an embedded name.
+            named = str(Path(profile).resolve()) if Path(profile).is_file() else profile or None
+            cells = listed(Path(flat), ROOT, profile=named, only=early, ids=ids, changes=changes)
+        else:
+            cells = list(Matrix.load(Path(topologies), Path(sampling), ROOT).cells())
+    except ConfigErrors as error:
+        raise click.UsageError(str(error)) from error
+    sheet = Sheet(Path(output or ROOT / "docs" / "evidence" / "matrix-cpu.json"), cells)
+    done = sheet.passed()
+    ready = [cell for cell in cells if cell.how == "run" and not cell.plan.unbuilt and late in cell.id]
     wanted = [cell for cell in ready if cell.id not in done or (native and done[cell.id].native is None)]
-    wanted.sort(key=lambda cell: cell.id in failed)  # what failed is tried again after what was not tried yet
+    if not ids:
+        wanted.sort(key=lambda cell: cell.id in sheet.kept)  # what failed comes after what was not tried yet
+    evidence = _sitting(sheet, wanted, Path(runs), minutes, native=native, detailed=bool(flat))
+    if flat and page:
+        matrix_page.write_costs(Path(page), cells, evidence, sheet.file.name)
+    elif not flat and page != "":
+        matrix_page.write(Path(page or ROOT / "docs" / "matrix.md"), cells, evidence)
+    _say(sheet, evidence)
+
+
+def _sitting(
+    sheet: Sheet, wanted: Sequence[MatrixCell], runs: Path, minutes: float, *, native: bool, detailed: bool
+) -> MatrixEvidence:
+    """Runs what is wanted in one session after the other; the file is written after every cell."""
+    if not wanted and sheet.known:
+        return sheet.known  # the file stays what its own command made
     if wanted:
         try:
             refuse(wanted[0].plan, os.environ)
         except ConfigErrors as error:
             raise click.UsageError(str(error)) from error
-    pool = Pool(Path(runs))
+    pool, began = Pool(runs), time.monotonic()
     with interruptible(), ExitStack() as ending:
         ending.callback(pool.stop)
         for i, cell in enumerate(wanted):
             if minutes and time.monotonic() - began > 60 * minutes:
                 break
             click.echo(f"{datetime.now():%H:%M:%S} {i + 1}/{len(wanted)} {cell.id}", err=True)
-            done[cell.id] = one = _run(pool, cell, native, done.get(cell.id))
-            _write(file, cells, done.values(), command)
+            before = sheet.passed().get(cell.id)
+            one = sheet.kept[cell.id] = matrix_run.run(pool, cell, native=native, detailed=detailed, before=before)
+            sheet.write()
             click.echo(f"{'PASS' if one.passed else 'FAIL'} {one.tokens} tokens {one.digest} {one.seconds} s", err=True)
-    # With nothing left to run, the file stays what its own command made; only the page is written anew.
-    evidence = known if known and not wanted else _write(file, cells, done.values(), command)
-    if page and flat:
-        matrix_page.write_costs(Path(page), cells, evidence, file.name)
-    elif page:
-        matrix_page.write(Path(page), cells, evidence)
-    missing = problems(cells, evidence)
+            for line in one.errors:
+                click.echo(f"  {line}", err=True)
+    return sheet.write()
+
+
+def _say(sheet: Sheet, evidence: MatrixEvidence) -> None:
+    """What is missing of this command's cells; ends with exit code 1 if anything is."""
+    beside = {one.id for one in sheet.others}
+    own = evidence.model_copy(update={"cells": tuple(one for one in evidence.cells if one.id not in beside)})
+    missing = problems(sheet.cells, own)
     for line in missing:
         click.echo(line)
-    tokens = sum(one.tokens for one in evidence.cells)
-    click.echo(f"{len(evidence.cells)} of {len(cells)} cells, {tokens} tokens compared, {len(missing)} problems")
+    tokens = sum(one.tokens for one in own.cells)
+    click.echo(f"{len(own.cells)} of {len(sheet.cells)} cells, {tokens} tokens compared, {len(missing)} problems")
     sys.exit(1 if missing else 0)
 
 

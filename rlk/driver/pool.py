@@ -27,6 +27,8 @@ class Pool:
     def __init__(self, output: Path, lease: Lease | None = None) -> None:
         """`output`: the folder that gets the run directories. `lease`: what a profile with GPUs holds meanwhile."""
         self.output, self._lease = output, lease
+        self.run_dir: Path | None = None
+        """Of the last run, also of one that came to nothing; it exists once that run began."""
         self._leased = ExitStack()
         self._session: Session | None = None
 
@@ -35,7 +37,7 @@ class Pool:
         progress."""
         run_id = new_run_id(plan.cell, datetime.now(), secrets.token_hex(2))
         config = plan.config.model_copy(update={"output_root": str(self.output)})
-        plan = replace(plan, config=config).with_run_id(run_id)
+        plan, self.run_dir = replace(plan, config=config).with_run_id(run_id), self.output / run_id
         if self._session is not None and not self._session.serves(plan):
             self.stop()
         with LiveView(out, plan.config.steps) as watch:

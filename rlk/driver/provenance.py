@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def repository() -> Repository:
     digest = hashlib.sha256(_git("diff", "HEAD", "--binary") or b"")
     for name in sorted((_git("ls-files", "--others", "--exclude-standard", "-z") or b"").split(b"\0")):
         if name:
-            digest.update(name + b"\0" + (ROOT / name.decode()).read_bytes())
+            digest.update(name + b"\0" + _content(ROOT / name.decode()))
     return Repository(revision=revision.decode().strip(), dirty=True, patch_sha256=digest.hexdigest())
 
 
@@ -40,6 +41,14 @@ def revision() -> str | None:
     """The commit that runs, in one word; with + and a hash where files were changed."""
     found = repository()
     return f"{found.revision}+{found.patch_sha256[:12]}" if found.patch_sha256 else found.revision
+
+
+def _content(path: Path) -> bytes:
+    """What is hashed of an untracked name, as git itself would take it: where a link leads, and nothing of a folder
+    that is a repository of its own."""
+    if path.is_symlink():
+        return os.readlink(path).encode()
+    return b"" if path.is_dir() else path.read_bytes()
 
 
 def _git(*words: str) -> bytes | None:

@@ -84,7 +84,9 @@ def _record(plan: Plan, session: Session, watch: Watch, *, own: bool, job: Job |
         try:
             if own:
                 session.start(watch)
-            maker = replace(maker, said=session.run(writer, watch))
+            finished = replace(maker, said=session.run(writer, watch))
+            finished.make("complete")  # what a process said and the manifest refuses fails the run, which is sealed too
+            maker = finished
         except KeyboardInterrupt as stopped:
             error, interrupt = "interrupted", stopped
         except Exception as failure:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from rlk.evidence.documents import Count, Document, Part
+from rlk.evidence.matrix_detail import CellDetail
 from rlk.plan.matrix import How, MatrixCell
 
 
@@ -45,6 +46,8 @@ class CellRecord(Part):
     """Of each step, where they were asked for: what one costs beside the native arm's."""
     native: NativeArm | None = None
     """Where it was asked for."""
+    detail: CellDetail | None = None
+    """Of a cell of a flat list: what its run left beside the counts."""
 
 
 class MatrixEvidence(Document):

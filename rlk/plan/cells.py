@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -41,16 +41,26 @@ class Cell(BaseModel):
         profile = load_profile(self.profile, cwd)
         return self.plan_on(profile, read_shape(profile.model))
 
+    def changed(self, changes: Mapping[str, Any], cwd: Path) -> Plan:
+        """The plan of this cell with other option values, by field name; None takes one away. What id it has follows
+        from them."""
+        profile = load_profile(self.profile, cwd)
+        merged = {name: value for name, value in {**self.config, **changes}.items() if value is not None}
+        return self.model_copy(update={"config": merged})._derived(profile, read_shape(profile.model))
+
     def plan_on(self, profile: Profile, shape: ModelShape) -> Plan:
         """As `plan`, on a profile and a shape that are already read."""
-        try:
-            plan = derive(resolve(self.config, {}, profile, shape, command="verify", first="cell"), profile, shape)
-        except ConfigErrors as error:
-            raise ConfigErrors(f"cell {self.id}: {line}" for line in error.errors) from error
+        plan = self._derived(profile, shape)
         derived = f"{plan.cell}-{self.variant}" if self.variant else plan.cell
         if derived != self.id:
             raise ConfigErrors([f"cell {self.id}: its configuration is that of {derived}: correct the id"])
         return plan
+
+    def _derived(self, profile: Profile, shape: ModelShape) -> Plan:
+        try:
+            return derive(resolve(self.config, {}, profile, shape, command="verify", first="cell"), profile, shape)
+        except ConfigErrors as error:
+            raise ConfigErrors(f"cell {self.id}: {line}" for line in error.errors) from error
 
 
 class _Matrix(BaseModel):

@@ -7,7 +7,8 @@ trajectory step by step, every other pair makes it too: it is composed of the on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rlk.plan.cells import load_cells, read_matrix
 from rlk.plan.derive import Plan, derive
+from rlk.plan.errors import ConfigErrors, shown
 from rlk.plan.naming import sampling_slug
 from rlk.plan.profile import Profile, load_profile
 from rlk.plan.resolve import resolve
@@ -81,7 +83,8 @@ class Samplings(BaseModel):
 class MatrixCell:
     """One pair of topologies under one setting. `sources`: ids of the two cells that a composed one follows from.
 
-    Of a cell of a flat file: `variant` is what its id says beyond the plan's, `limit_s` the most seconds of one run.
+    Of a cell of a flat file: `variant` is what its id says beyond the plan's, `limit_s` the most seconds of one run,
+    `sentence` what it shows.
     """
 
     plan: Plan
@@ -89,6 +92,7 @@ class MatrixCell:
     sources: tuple[str, ...]
     variant: str = ""
     limit_s: int | None = None
+    sentence: str = ""
 
     @property
     def id(self) -> str:
@@ -101,15 +105,42 @@ class MatrixCell:
         return f"{sampling_slug(self.plan.config.samplings)}{self.variant and '-'}{self.variant}"
 
 
-def listed(path: Path, cwd: Path, profile: str | None = None, only: str = "") -> list[MatrixCell]:
-    """The cells of a flat matrix file whose id contains `only`, in its order, on another profile where one is named.
+def listed(
+    path: Path,
+    cwd: Path,
+    *,
+    profile: str | None = None,
+    only: str = "",
+    ids: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+) -> list[MatrixCell]:
+    """The cells of a flat matrix file whose id contains `only`, in its order, or those of `ids` in theirs; on another
+    profile where one is named, with other option values where `changes` gives them.
 
     Raises ConfigErrors for any fault of the file, the profile or a cell.
     """
-    chosen = [cell for cell in load_cells(path) if only in cell.id]
+    found = {cell.id: cell for cell in load_cells(path)}
+    unknown = [name for name in ids if name not in found]
+    if unknown:
+        raise ConfigErrors(f"--cell {shown(name)}: allowed is one of {', '.join(found)}" for name in unknown)
+    chosen = [found[name] for name in dict.fromkeys(ids)] or [cell for cell in found.values() if only in cell.id]
     if profile is not None:
         chosen = [cell.model_copy(update={"profile": profile}) for cell in chosen]
-    return [MatrixCell(cell.plan(cwd), "run", (), cell.variant, cell.timeout_s) for cell in chosen]
+    cells = [
+        MatrixCell(
+            cell.changed(changes, cwd) if changes else cell.plan(cwd),
+            "run",
+            (),
+            cell.variant,
+            cell.timeout_s,
+            cell.sentence,
+        )
+        for cell in chosen
+    ]
+    twice = [one for one, count in Counter(cell.id for cell in cells).items() if count > 1]
+    if twice:
+        raise ConfigErrors(f"{name}: several cells become this one: choose one with --cell" for name in twice)
+    return cells
 
 
 @dataclass(frozen=True)

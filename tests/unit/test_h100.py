@@ -19,8 +19,9 @@ from rlk.driver.run import Outcome
 from rlk.evidence.matrix import MatrixEvidence
 from rlk.plan.cells import load_cells
 from rlk.plan.derive import Plan
+from rlk.plan.matrix import listed
 from rlk.plan.topology import DEGREES
-from tools import matrix
+from tools import matrix, matrix_page, matrix_run
 
 ROOT = Path(__file__).parents[2]
 CELLS = load_cells(ROOT / "matrices" / "h100.yaml")
@@ -87,8 +88,8 @@ def test_page_says_of_every_cell_what_ran() -> None:
     file = ROOT / "docs" / "evidence" / "h100-matrix.json"
     none = MatrixEvidence(command="", device="", versions={}, cells=())
     evidence = MatrixEvidence.from_json(file.read_text(), file.name) if file.exists() else none
-    cells = matrix.listed(ROOT / "matrices" / "h100.yaml", ROOT)
-    assert (ROOT / "docs" / "h100.md").read_text() == matrix.matrix_page.costs(cells, evidence, file.name)
+    cells = listed(ROOT / "matrices" / "h100.yaml", ROOT)
+    assert (ROOT / "docs" / "h100.md").read_text() == matrix_page.costs(cells, evidence, file.name)
 
 
 class Pool:
@@ -98,7 +99,7 @@ class Pool:
     fails: dict[str, str]
 
     def __init__(self, output: Path) -> None:
-        self.stopped = 0
+        self.stopped, self.run_dir = 0, None
 
     def run(self, plan: Plan, out: TextIO) -> tuple[Plan, Outcome]:
         self.ran.append(plan.cell)
@@ -117,8 +118,8 @@ class Pool:
 def pool(monkeypatch: pytest.MonkeyPatch) -> type[Pool]:
     Pool.ran, Pool.fails = [], {}
     monkeypatch.setattr(matrix, "Pool", Pool)
-    monkeypatch.setattr(matrix, "_step_seconds", lambda outcome: (3.0, 2.5) if outcome.steps else ())
-    monkeypatch.setattr(matrix, "_memory", lambda outcome: {"kv cache": 64})
+    monkeypatch.setattr(matrix_run, "_step_seconds", lambda outcome: (3.0, 2.5) if outcome.steps else ())
+    monkeypatch.setattr(matrix_run, "_memory", lambda outcome: {"kv cache": 64})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return Pool
 
