@@ -76,9 +76,10 @@ class Oracle:
     def _logits(self, samples: Samples, row: int, indices: Sequence[int]) -> list[tuple[int, list[float]]]:
         prompt, response = samples.prompt(row), samples.tokens[samples.response(row)]
         ids = torch.from_numpy(np.concatenate([prompt, response[: max(indices)]])).long()
+        kept = torch.tensor([len(prompt) - 1 + index for index in indices])  # of the rest no logits are formed
         with torch.no_grad():
-            logits = self._network(ids[None]).logits[0, :, : self.plan.shape.vocab_size]
-        return [(index, logits[len(prompt) - 1 + index].tolist()) for index in indices]
+            logits = self._network(ids[None], logits_to_keep=kept).logits[0, :, : self.plan.shape.vocab_size]
+        return list(zip(indices, logits.tolist(), strict=True))
 
     def _row(self, step: int, samples: Samples, row: int, index: int, logits: list[float]) -> tuple[Any, ...]:
         sample = int(samples.sample_id[row])
