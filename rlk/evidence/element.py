@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from rlk.evidence.bits import show
 from rlk.evidence.place import Place, Side, Word
 from rlk.evidence.probe import Probe
 
@@ -14,8 +15,6 @@ from rlk.evidence.probe import Probe
 def element(place: Place, sides: Sequence[Side]) -> str | None:
     """The first element of the row that differs between the two words of a place, as a sentence; None where one of the
     two ranks kept no raw row of this op."""
-    if place.sample is None:
-        return None
     left, right = _row(place, place.odd, sides), _row(place, place.common, sides)
     if left is None or right is None or left.shape != right.shape:
         return None
@@ -30,11 +29,8 @@ def element(place: Place, sides: Sequence[Side]) -> str | None:
 
 def _row(place: Place, word: Word, sides: Sequence[Side]) -> NDArray[np.unsignedinteger] | None:
     """The words of the place's shard (of the whole row, for an op that is not cut) that the first holder kept."""
-    name, _, role = word.sources[0].rpartition(" ")
-    found = [(side, probe) for side in sides if side.name == name for probe in side.probes if probe.role == role]
-    if not found:
-        return None
-    side, probe = found[0]
+    every = ((side, probe) for side in sides for probe in side.probes)
+    side, probe = next(one for one in every if one[0].source(one[1]) == word.sources[0])
     kept = probe.arrays.get(f"row/{side.phase}/{place.op}")
     if kept is None or not len(kept):
         return None
@@ -53,5 +49,6 @@ def _value(word: np.unsignedinteger, op: str) -> str:
     """A bf16 or fp32 word as its value and its bits; a word of settings or of a key, which have more kinds, as bits."""
     if op in ("settings", "key"):
         return f"0x{int(word):08x}"
-    wide = np.uint32(word) << np.uint32(16) if word.dtype == np.uint16 else np.uint32(word)
-    return f"{wide.view(np.float32)} 0x{int(word):0{2 * word.dtype.itemsize}x}"
+    size = word.dtype.itemsize
+    wide = np.uint32(int(word) << 32 - 8 * size)
+    return f"{show(wide.view(np.float32))} 0x{int(word):0{2 * size}x}"

@@ -24,9 +24,11 @@ from rlk.plan.topology import VIRTUAL
 @dataclass
 class Search:
     """Looks at op after op and keeps the first disagreement. `rows` counts the rows that the first side and another
-    have, `wrong` those of the first differing op that differ, `later` the ops after it that differ too. `element` says
-    more where the raw row was kept."""
+    have, `wrong` those of the first differing op that differ, `later` the ops after it that differ too. `kept` is
+    the row whose raw words were kept, as `--probe-row` names it: `element` says more where the first disagreement is
+    there."""
 
+    kept: str | None = None
     place: Place | None = None
     rows: int = 0
     wrong: int = 0
@@ -45,7 +47,7 @@ class Search:
             words = table.words(table.first, op.kept)
             place = Place(op.name, shard if op.sharded else None, sample, position, None, *words)
             wrong = len(np.unique(table.wrong // VIRTUAL))
-            self._found(place, wrong, None if self.place else element(place, sides))
+            self._found(place, wrong, element(place, sides) if place.row == self.kept else None)
         return compared
 
     def atoms(self, name: str, parameter: str, sides: Sequence[Side]) -> None:
@@ -84,33 +86,29 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Table:
-    """All rows of one op, sorted by key. `start` is where each distinct key begins; `shared` are the keys that the
-    first side and another have, `wrong` those with different words."""
+    """All rows of one op, sorted by key. `shared` are the keys that the first side and another have, `wrong` those with
+    different words."""
 
     sources: tuple[str, ...]
     key: I64
     word: U64
     source: I64
-    start: I64
     shared: I64
     wrong: I64
 
     @classmethod
     def of(cls, parts: Iterable[_Part]) -> _Table:
         kept = list(parts)
-        key = np.concatenate([np.empty(0, np.int64), *(p.key for p in kept)])
-        word = np.concatenate([np.empty(0, np.uint64), *(p.word for p in kept)])
-        source = np.repeat(np.arange(len(kept)), [len(p.key) for p in kept]).astype(np.int64)
+        key, word = np.concatenate([p.key for p in kept]), np.concatenate([p.word for p in kept])
+        source = np.repeat(np.arange(len(kept)), [len(p.key) for p in kept])
         order = np.lexsort((source, key))
         key, word, source = key[order], word[order], source[order]
-        start = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.empty(0, np.int64)
-        if not len(start):
-            return cls((), key, word, source, start, key, key)
+        _, start = np.unique(key, return_index=True)
         side = np.array([p.side for p in kept])[source]
         shared = (np.minimum.reduceat(side, start) == 0) & (np.maximum.reduceat(side, start) > 0)
         wrong = np.maximum.reduceat(word, start) != np.minimum.reduceat(word, start)
         names = tuple(p.source for p in kept)
-        return cls(names, key, word, source, start, key[start[shared]], key[start[wrong]])
+        return cls(names, key, word, source, key[start[shared]], key[start[wrong]])
 
     @property
     def first(self) -> int | None:
@@ -137,7 +135,7 @@ def _rows(op: Op, sides: Sequence[Side]) -> Iterator[_Part]:
             sample, position, words = probe.rows(side.phase, op)
             shards = np.arange(words.shape[1]) + (probe.shard0 if op.sharded else 0)
             keys = token_keys(sample, position)[:, None] * VIRTUAL + shards
-            yield _Part(number, f"{side.name} {probe.role}", keys.ravel(), words.ravel())
+            yield _Part(number, side.source(probe), keys.ravel(), words.ravel())
 
 
 def _atoms(name: str, parameter: str, sides: Sequence[Side]) -> Iterator[_Part]:
@@ -146,7 +144,7 @@ def _atoms(name: str, parameter: str, sides: Sequence[Side]) -> Iterator[_Part]:
             words = probe.arrays[name]
             shards = np.arange(words.shape[0]) + (0 if replicated(parameter) else probe.shard0)
             keys = shards[:, None] * VIRTUAL + probe.piece0 + np.arange(words.shape[1])
-            yield _Part(number, f"{side.name} {probe.role}", keys.ravel().astype(np.int64), words.ravel())
+            yield _Part(number, side.source(probe), keys.ravel().astype(np.int64), words.ravel())
 
 
 def search_states(search: Search, sides: Sequence[Side], names: Iterable[str]) -> None:
@@ -164,7 +162,7 @@ def search_step(plan: Plan, probes: Sequence[Probe]) -> tuple[Search, int]:
     engines = [p for p in probes if p.role.startswith("engine-")]
     trains = [p for p in probes if p.role.startswith("train-")]
     sides = [Side("rollout", "rollout", engines), Side("score", "score", trains), Side("update", "update", trains)]
-    search, seen = Search(), 0
+    search, seen = Search(plan.config.probe_row), 0
     for op in forward(layers, native=native):
         search.op(op, sides)
         if op.head and op.sharded:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlk.evidence.bits import hex_word, show
 from rlk.evidence.probe import Probe
 from rlk.evidence.program import Kept
 
@@ -18,6 +19,10 @@ class Side:
     name: str
     phase: str
     probes: Sequence[Probe]
+
+    def source(self, probe: Probe) -> str:
+        """Who says what one of its ranks recorded."""
+        return f"{self.name} {probe.role}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,8 @@ class Word:
         if self.kept == "integer":
             return str(self.value)
         if self.kept == "fp32":
-            return f"{np.uint32(self.value).view(np.float32)} 0x{self.value:08x}"
+            value = np.uint32(self.value).view(np.float32)
+            return f"{show(value)} {hex_word(value)}"
         return f"0x{self.value:016x}"
 
     def __str__(self) -> str:
@@ -55,6 +61,11 @@ class Place:
     piece: int | None
     common: Word
     odd: Word
+
+    @property
+    def row(self) -> str:
+        """The row as `--probe-row` names it."""
+        return f"{self.op}@{self.sample}/{self.position}"
 
     def __str__(self) -> str:
         shard = "" if self.shard is None else f" shard {self.shard}"

@@ -143,7 +143,7 @@ def test_row_beyond_either_end_of_a_response_has_no_token(position: int, index: 
     samples = step_of(complete(make_draft()), 1).samples
     assert (samples.sample_id[0], samples.prompt_len[0], samples.response_len[0]) == (4, 2, 6)
     word = Word(("score train-00",), 1)
-    search = Search(Place("op", None, 4, position, None, word, replace(word, value=2)), rows=9, wrong=1)
+    search = Search(None, Place("op", None, 4, position, None, word, replace(word, value=2)), rows=9, wrong=1)
     step: Any = SimpleNamespace(step=1, samples=samples, search=(search, len(samples.tokens)))
     tally = Tally("probe", "rows")
     probe(held(complete(make_draft())), step, tally)
