@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlk.evidence.arrays import F32
+from rlk.evidence.arrays import F32, length_problem
+from rlk.evidence.bits import hex_word, show
+from rlk.evidence.errors import EvidenceError
 from rlk.evidence.record import Record, StepRecord
 from rlk.evidence.samples import Samples, token_of
 
@@ -108,12 +110,12 @@ def _integer(run: str, values: NDArray[Any], at: int) -> Value:
 def _f32(run: str, values: NDArray[Any], at: int) -> Value:
     if at >= len(values):
         return Value(run, "nothing")
-    return Value(run, str(values[at]), f"0x{int(values[at : at + 1].view(np.uint32)[0]):08x}")
+    return Value(run, show(values[at]), hex_word(values[at]))
 
 
-def _words(values: NDArray[Any]) -> NDArray[Any]:
-    """Values as integers, so that they are compared by their bits."""
-    return values.view({4: np.uint32, 8: np.uint64}[values.dtype.itemsize])
+def _words(values: NDArray[Any]) -> NDArray[np.uint32]:
+    """32-bit values as integers, so that they are compared by their bits."""
+    return values.view(np.uint32)
 
 
 def _ragged(left: Samples, right: Samples, names: Names, column: _Column, show: _Show) -> _Found | None:
@@ -129,18 +131,18 @@ def _ragged(left: Samples, right: Samples, names: Names, column: _Column, show: 
         wrong = np.flatnonzero(_words(values[0][:n]) != _words(values[1][:n]))
         longest = max(map(len, values))
         compared += longest
-        count += len(wrong) + longest - n
-        if first is None and (len(wrong) or longest > n):
+        differing = len(wrong) + longest - n
+        count += differing
+        if first is None and differing:
             at = int(wrong[0]) if len(wrong) else n
             first = show(names[0], values[0], at), show(names[1], values[1], at), sample, at
     return None if first is None else _Found(*first, count, compared)
 
 
 def _per_sample(left: StepRecord, right: StepRecord, names: Names, column: str) -> _Found | None:
-    sides = [dict(zip(s.batch.sample_id.tolist(), getattr(s.batch, column), strict=True)) for s in (left, right)]
+    sides = [_column(side, column) for side in (left, right)]
     ids = sorted(sides[0].keys() | sides[1].keys())
-    bits = [[None if i not in side else side[i].tobytes() for i in ids] for side in sides]
-    wrong = [i for i, a, b in zip(ids, *bits, strict=True) if a != b]
+    wrong = [i for i in ids if _bits(sides[0], i) != _bits(sides[1], i)]
     if not wrong:
         return None
 
@@ -151,6 +153,17 @@ def _per_sample(left: StepRecord, right: StepRecord, names: Names, column: str) 
         return Value(name, repr(float(value)), f"0x{int(value.view(np.uint64)):016x}")
 
     return _Found(shown(names[0], sides[0]), shown(names[1], sides[1]), wrong[0], None, len(wrong), len(ids))
+
+
+def _column(step: StepRecord, column: str) -> dict[int, np.float64]:
+    """Values of a column of the batch by sample. Raises EvidenceError where columns do not fit each other."""
+    if problem := length_problem(step.batch):
+        raise EvidenceError(f"step {step.step}: batch: {problem}")
+    return dict(zip(step.batch.sample_id.tolist(), getattr(step.batch, column), strict=True))
+
+
+def _bits(side: Mapping[int, np.float64], sample: int) -> bytes:
+    return side[sample].tobytes() if sample in side else b""
 
 
 def _scored(left: StepRecord, right: StepRecord, names: Names, column: str) -> _Found | None:
@@ -176,10 +189,7 @@ def _tensors(
     return Parting(step, field, values[0], values[1], tensor=wrong[0], count=len(wrong), compared=len(every))
 
 
-def _in_model_order(name: str) -> tuple[int, int, str]:
+def _in_model_order(name: str) -> tuple[bool, bool, list[int], str]:
     """Embedding, layers by number, what comes after them."""
-    parts = name.split(".")
-    layer = next((int(part) for part in parts if part.isdecimal()), None)
-    if layer is not None:
-        return 1, layer, name
-    return (0 if "embed" in name else 2), 0, name
+    layer = [int(part) for part in name.split(".") if part.isdecimal()]
+    return "embed" not in name, not layer, layer, name

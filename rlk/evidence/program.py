@@ -20,12 +20,6 @@ class Op:
     head: bool = False
     kept: Kept | None = None
 
-    @property
-    def layer(self) -> int | None:
-        """The layer it belongs to, if any."""
-        parts = self.name.split(".")
-        return int(parts[1]) if parts[0] == "layers" else None
-
 
 _FORWARD = {
     "input_norm": False, "qkv": True, "q_norm": True, "k_norm": True, "q_rope": True, "k_rope": True,
