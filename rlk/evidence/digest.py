@@ -62,5 +62,5 @@ def _json(value: object) -> str:
 def _sha(*arrays: np.ndarray) -> str:
     found = hashlib.sha256()
     for array in arrays:
-        found.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        found.update(array.astype(array.dtype.newbyteorder("<")).tobytes())
     return found.hexdigest()

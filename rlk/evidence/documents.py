@@ -12,6 +12,7 @@ from rlk.evidence.errors import EvidenceError
 
 # JSON has no word for these. A run that went wrong must still be recorded, so they are written as text.
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_WORDS = {str(number): word for word, number in _NON_FINITE.items()}
 
 
 def _read_number(value: object) -> object:
@@ -19,9 +20,7 @@ def _read_number(value: object) -> object:
 
 
 def _write_number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else ("Infinity" if value > 0 else "-Infinity")
+    return _WORDS.get(str(value), value)
 
 
 Number = Annotated[float, BeforeValidator(_read_number), PlainSerializer(_write_number, when_used="json")]
@@ -88,7 +87,7 @@ def _refuse_constant(word: str) -> float:
 
 
 def _first_line(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
+    first, *others = error.errors()
     place = ".".join(str(part) for part in first["loc"]) or "document"
-    more = "" if error.error_count() == 1 else f" (and {error.error_count() - 1} more)"
+    more = f" (and {len(others)} more)" if others else ""
     return f"{place}: {first['msg']}{more}"

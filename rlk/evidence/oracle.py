@@ -138,10 +138,10 @@ def _support(logits: Sequence[float], sampling: Sampling, error: float) -> set[i
     total = sums[len(within)]
     # What is ahead has its least share where all of it lost an error and the rest gained one.
     favour = math.exp(min(2 * error / sampling.temperature, 700.0))
-    kept = {ranked[0]} if error >= 0 else set()
+    kept = set[int]()
     for place in within:
         front = sums[ahead[place].stop] - (masses[place] if place in ahead[place] else 0.0)
-        if sampling.top_p == 1.0 or front < sampling.top_p * (front + max(total - front, 0.0) * favour):
+        if sampling.top_p == 1.0 or front < sampling.top_p * (front + (total - front) * favour):
             kept.add(ranked[place])
     return kept
 

@@ -64,6 +64,7 @@ def test_columns_of_another_table_are_refused(change: dict[str, np.ndarray | Non
         ("tokens", np.zeros(7, np.int64)),
         ("temperature", np.zeros(2, np.float32)),
         ("sample_id", np.zeros((2, 1), np.int64)),
+        ("sample_id", np.array(1, np.int64)),
         ("mask", [1, 1]),
     ],
 )
@@ -82,9 +83,23 @@ def test_column_of_another_length_is_named(name: str) -> None:
     assert problem.startswith("prompt_index" if name == "sample_id" else name)
 
 
-def test_negative_lengths_are_a_problem_and_no_crash() -> None:
-    columns = {**STEP.rollouts[1], "response_len": np.array([-1, 9], np.int32)}
+@pytest.mark.parametrize("name", ["prompt_len", "response_len"])
+def test_negative_lengths_are_a_problem_and_no_crash(name: str) -> None:
+    columns = {**STEP.rollouts[1], name: np.array([-1, 9], np.int32)}
     assert "must not be negative" in (length_problem(RolloutArrays(**columns)) or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "column"),
+    [("reward", np.zeros(4, np.float32)), ("advantage", np.zeros((4, 1))), ("sample_id", np.array(1, np.int64))],
+)
+def test_file_with_a_column_of_another_kind_is_refused_by_its_name(
+    name: str, column: np.ndarray, tmp_path: Path
+) -> None:
+    header = {"schema": BatchArrays.SCHEMA, "step": "0"}
+    (tmp_path / "file").write_bytes(save({**STEP.batch, name: column}, metadata=header))
+    with pytest.raises(EvidenceError, match=rf"^file: rlk\.batch/1 column {name}: is .*, needs one dimension of"):
+        BatchArrays.read(tmp_path / "file", "file", {"step": 0})
 
 
 def test_merged_samples_do_not_depend_on_engines() -> None:
@@ -108,7 +123,16 @@ def test_joined_shards_have_the_keys_of_the_rollout() -> None:
     assert token_of(int(scored.key[-1])) == (3, 4)
 
 
-@pytest.mark.parametrize(("sample", "index"), [(-1, 0), (0, -1), (0, 1 << 24), (1 << 38, 0)])
+@pytest.mark.parametrize(
+    ("sample", "index"), [(-1, 0), (0, -1), (0, 1 << 24), (0, 1 << 25), (1 << 38, 0), (1 << 39, 0)]
+)
 def test_ids_without_a_key_are_refused(sample: int, index: int) -> None:
     with pytest.raises(EvidenceError, match=rf"^sample {sample} index {index}: "):
-        token_keys(np.array([1, sample]), np.array([1, index]))
+        token_keys(np.array([1, sample, -9]), np.array([1, index, -9]))
+
+
+def test_largest_ids_have_a_key() -> None:
+    sample, index = (1 << 38) - 1, (1 << 24) - 1
+    (key,) = token_keys(np.array([sample]), np.array([index])).tolist()
+    assert key == (1 << 62) - 1
+    assert token_of(key) == (sample, index)

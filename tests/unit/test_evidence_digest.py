@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from rlk.evidence.arrays import BatchArrays, RolloutArrays
 from rlk.evidence.digest import START, Made, trajectory_line
+from rlk.evidence.documents import canonical
 from rlk.evidence.samples import merge
 from rlk.evidence.schemas import TrajectoryLine, Update
 from tests.unit.evidence_builder import build, make_draft
@@ -102,6 +104,20 @@ def test_another_seed_moves_the_random_state() -> None:
     before, after = _line(step, made), _line(step, replace(made, seed=made.seed + 1))
     moved = {name for name in TrajectoryLine.model_fields if getattr(before, name) != getattr(after, name)}
     assert moved == {"random", "digest"}
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def test_random_state_is_the_seed_and_the_sample_that_comes_next() -> None:
+    """By sample id and not by number; a step without samples begins with none."""
+    step, made = _base()
+    batch = BatchArrays(**{**step.batch, "sample_id": step.batch["sample_id"] + 40})
+    found = trajectory_line(0, step.samples, batch, made, START)
+    assert found.random == _hash({"seed": made.seed, "next_sample": 44})
+    none = BatchArrays(**{name: column[:0] for name, column in step.batch.items()})
+    assert trajectory_line(0, step.samples, none, made, START).random == _hash({"seed": made.seed, "next_sample": 0})
 
 
 def test_engines_and_file_order_do_not_move_the_digest() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlk.evidence.documents import canonical
+from rlk.evidence.documents import canonical, load_object
 from rlk.evidence.errors import EvidenceError
 from rlk.evidence.record import Record
 from rlk.evidence.schemas import Manifest, Metrics, TrajectoryLine
@@ -75,6 +75,40 @@ def test_canonical_text_ignores_order_and_refuses_nan() -> None:
     assert canonical({"b": 1, "a": [1, "ü"]}) == canonical({"a": [1, "ü"], "b": 1}) == b'{"a":[1,"\\u00fc"],"b":1}'
     with pytest.raises(ValueError, match="not JSON compliant"):
         canonical({"a": math.nan})
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('"step": 1', '"step": -1', "step: Input should be greater than or equal to 0"),
+        ('"step": 1', '"step": -1, "more": 1', "step: Input should be greater than or equal to 0 (and 1 more)"),
+        ('1, "tokens"', '-1, "more": 1, "token"', "step: Input should be greater than or equal to 0 (and 3 more)"),
+    ],
+)
+def test_first_of_several_mistakes_is_said_and_the_others_are_counted(old: str, new: str, says: str) -> None:
+    text = LINE.to_json()
+    assert old in text
+    with pytest.raises(EvidenceError) as raised:
+        TrajectoryLine.from_json(text.replace(old, new, 1), "file")
+    assert str(raised.value) == f"file: {says}"
+
+
+def test_first_key_that_stands_twice_is_named() -> None:
+    with pytest.raises(EvidenceError, match=r"^file: not valid JSON: key 'b' stands twice$"):
+        load_object('{"a": 1, "b": 1, "c": 1, "b": 2, "c": 2}', "file")
+
+
+def test_text_is_kept_as_it_was_written() -> None:
+    manifest = Manifest(**{**make_draft().manifest, "arguments": ("--output-root", "Läufe")})
+    text = manifest.to_json()
+    assert "Läufe" in text
+    assert Manifest.from_json(text, "file") == manifest
+
+
+def test_nan_in_a_free_value_is_refused_and_not_written_as_broken_json() -> None:
+    manifest = Manifest(**{**make_draft().manifest, "effective": {"lr": math.nan}})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        manifest.to_json()
 
 
 def test_documents_cannot_be_changed_after_construction() -> None:

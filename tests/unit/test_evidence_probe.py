@@ -6,6 +6,7 @@ The small run of the evidence tests with probe files: TP2 x CP2 train ranks, two
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,18 @@ def _without_row(role: str, phase: str) -> Change:
             probe.arrays[f"{phase}/{name}"] = probe.arrays[f"{phase}/{name}"][:-1]  # type: ignore[index]
 
     return change
+
+
+def _rows(role: str, name: str, keep: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def change(draft: Draft) -> None:
+        probe = next(p for p in draft.probes[0] if p.role == role)
+        probe.arrays[name] = keep(probe.arrays[name])  # type: ignore[index]
+
+    return change
+
+
+def _garbled(run_dir: Path) -> None:
+    (run_dir / "steps/000000/probe-train-02.safetensors").write_bytes(b"no array file")
 
 
 def _without_array(role: str, name: str) -> Change:
@@ -88,6 +101,45 @@ FAULTS = [
         before=_without_array("train-01", "score/layers.0.swiglu"),
     ),
     Fault(
+        "several_arrays_that_are_missing",
+        {"probe"},
+        r"probe-train-01\.safetensors: score/layers\.0\.o is missing \[",
+        before=then(_without_array("train-01", "score/norm"), _without_array("train-01", "score/layers.0.o")),
+    ),
+    Fault(
+        "array_that_is_not_of_a_probe",
+        {"probe"},
+        r"probe-train-01\.safetensors: rollout/norm is no array of a probe \[",
+        before=then(
+            _without_array("train-01", "score/norm"),
+            lambda draft: draft.probes[0][1].arrays.update({"rollout/norm": np.ones((1, 1), np.uint64)}),  # type: ignore[attr-defined]
+        ),
+    ),
+    Fault(
+        "array_with_a_row_less",
+        {"probe"},
+        r"probe-train-01\.safetensors: update/layers\.0\.o has \d+ rows, \d+ are needed",
+        before=_rows("train-01", "update/layers.0.o", lambda words: words[:-1]),
+    ),
+    Fault(
+        "array_with_a_row_more",
+        {"probe"},
+        r"probe-engine-01-00\.safetensors: rollout/logits has \d+ rows, \d+ are needed",
+        before=_rows("engine-01-00", "rollout/logits", lambda words: np.concatenate([words, words[:1]])),
+    ),
+    Fault(
+        "positions_of_fewer_rows_than_samples",
+        {"probe"},
+        r"probe-train-01\.safetensors: score/position has \d+ rows, \d+ are needed",
+        before=_rows("train-01", "score/position", lambda words: words[:-1]),
+    ),
+    Fault(
+        "file_that_is_no_array_file",
+        {"probe"},
+        r"probe-train-02\.safetensors: cannot be read: ",
+        disk=_garbled,
+    ),
+    Fault(
         "probe_of_another_step",
         {"probe"},
         r"probe-train-00\.safetensors: header is .*'step': '1'",
@@ -118,6 +170,21 @@ def test_probed_run_is_green_with_one_check_more(tmp_path: Path) -> None:
     names = [check.name for check in validation.checks]
     assert [n for n in names if n in {c.name for c in STEP_CHECKS}] + ["probe"] == names[-len(STEP_CHECKS) - 3 : -2]
     assert validation.check("probe").count > 100
+
+
+def test_native_run_is_whole_without_leaves_tokens_and_gradients(tmp_path: Path) -> None:
+    def native(draft: Draft) -> None:
+        kept = {op.name for op in forward(1, native=True)} | {"sample", "position", "head_sample", "head_position"}
+        for probe in (probe for probes in draft.probes for probe in probes):
+            for name in [name for name in probe.arrays if not name.startswith("optimizer/")]:
+                phase, _, op = name.partition("/")
+                if phase == "backward" or op not in kept:
+                    del probe.arrays[name]  # type: ignore[attr-defined]
+
+    _, validation = build(tmp_path, before=native, probe=True, mode="native")
+    assert validation.check("probe").passed, validation.check("probe").message
+    _, validation = build(tmp_path / "canonical", before=native, probe=True)
+    assert "is missing" in validation.check("probe").message
 
 
 def test_run_without_a_probe_has_no_such_check(tmp_path: Path) -> None:

@@ -128,6 +128,18 @@ def test_added_file_is_red_by_name(name: str, copied: Path) -> None:
     assert f"{name}: added since the seal" in validation.check("seal").message
 
 
+@pytest.mark.parametrize("word", ["0" * 64, "f" * 64])
+def test_file_with_another_hash_in_the_seal_is_red_by_name(word: str, copied: Path) -> None:
+    lines = (copied / layout.SUMS).read_text().splitlines()
+    lines[3] = f"{word}{lines[3][64:]}"
+    (copied / layout.SUMS).write_text("".join(f"{line}\n" for line in lines))
+    check = validate(copied).check("seal")
+    assert check.failures == 1
+    assert check.message.startswith(f"{lines[3][66:]}: changed since the seal")
+    assert check.failure is not None
+    assert check.failure.where == lines[3][66:]
+
+
 def test_link_in_the_place_of_a_file_is_red(copied: Path, sealed: Path) -> None:
     (copied / layout.METRICS).unlink()
     (copied / layout.METRICS).symlink_to(sealed / layout.METRICS)
@@ -150,6 +162,15 @@ def test_stored_verdict_cannot_be_turned_green(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"passed": false', '"passed": true'))
     _seal_again(run_dir)
     assert red(validate(run_dir)) == {"files", "verdict"}
+
+
+def test_seal_that_cannot_be_read_is_red_without_a_path(copied: Path) -> None:
+    (copied / layout.SUMS).unlink()
+    (copied / layout.SUMS).mkdir()
+    check = validate(copied).check("seal")
+    assert not check.passed
+    assert check.message.startswith("cannot be read: Is a directory")
+    assert str(copied) not in check.message
 
 
 def test_unsealed_run_is_red(copied: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -277,6 +278,52 @@ def test_another_schema_version_is_not_read(name: str, tmp_path: Path) -> None:
     validation = validate_record(run_dir)
     assert "schemas" in red(validation)
     assert re.search(rf"{re.escape(name)}.*schema", validation.check("schemas").message)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "trajectory.jsonl"])
+def test_lines_without_the_last_newline_may_be_cut(name: str, tmp_path: Path) -> None:
+    run_dir, _ = build(tmp_path)
+    path = run_dir / name
+    path.write_bytes(path.read_bytes()[:-1])
+    message = validate_record(run_dir).check("schemas").message
+    assert f"{name}: does not end with a newline, so the last line may be cut" in message
+    path.write_bytes(b"")
+    assert "schemas" not in red(validate_record(run_dir))
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "says"),
+    [
+        ("steps/000001/update.json", "step", 0, "says step 0"),
+        ("steps/000001/update.json", "step", 2, "says step 2"),
+        ("fingerprints/v0001.json", "version", 0, "says version 0"),
+        ("fingerprints/v0001.json", "version", 2, "says version 2"),
+    ],
+)
+def test_document_of_another_place_is_not_read(name: str, field: str, value: int, says: str, tmp_path: Path) -> None:
+    change = _replace(name, f'"{field}": 1', f'"{field}": {value}')
+    _, validation = build(tmp_path, disk=change)
+    assert any(f"{name}: {says}" in error for error in validation.errors)
+
+
+def test_first_mistake_of_a_plan_is_said(tmp_path: Path) -> None:
+    """Of several, in the order of the fields."""
+    run_dir, _ = build(tmp_path)
+    path = run_dir / "plan.json"
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps({**body, "cell": 3, "engines": "two", "more": 1}))
+    message = validate_record(run_dir).check("plan").message
+    assert message.startswith("plan.json: plan: cell: Input should be a valid string")
+
+
+def test_first_reason_why_a_plan_cannot_be_is_said(tmp_path: Path) -> None:
+    """A config that no rule lets through, for two reasons: it was not the program that wrote this plan."""
+    run_dir, _ = build(tmp_path)
+    path = run_dir / "plan.json"
+    body = json.loads(path.read_text())
+    path.write_text(json.dumps({**body, "config": {**body["config"], "tp": 8, "rollout_tp": 8}}))
+    message = validate_record(run_dir).check("plan").message
+    assert message.startswith("plan.json: its config is refused: --tp 8")
 
 
 def test_ray_status_cut_short_is_not_read(tmp_path: Path) -> None:

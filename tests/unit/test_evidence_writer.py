@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,17 @@ def test_run_id_is_never_used_twice(tmp_path: Path) -> None:
     RunWriter.create(tmp_path, "one")
     with pytest.raises(EvidenceError, match=r"^run id 'one': was used before"):
         RunWriter.create(tmp_path, "one")
+
+
+def test_folders_above_a_run_are_made(tmp_path: Path) -> None:
+    assert RunWriter.create(tmp_path / "of" / "runs", "one").run_dir.is_dir()
+
+
+def test_documents_that_people_read_are_indented_by_two(tmp_path: Path) -> None:
+    run_dir, _ = build(tmp_path)
+    for name in (layout.MANIFEST, layout.VALIDATION):
+        text = (run_dir / name).read_text(encoding="utf-8")
+        assert text == json.dumps(json.loads(text), indent=2, ensure_ascii=False) + "\n"
 
 
 @pytest.mark.parametrize("run_id", ["", "../up", "a/b", ".hidden", "a b", "a" * 129])
@@ -88,6 +100,15 @@ def test_line_with_a_newline_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must not hold a newline"):
         files.append_line(tmp_path / "lines", "a\nb")
     assert not (tmp_path / "lines").exists()
+
+
+def test_line_stands_in_the_file_before_it_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits in a buffer while the file goes to the disk is lost with the machine."""
+    seen, path = list[bytes](), tmp_path / "lines"
+    monkeypatch.setattr(files.os, "fsync", lambda _: seen.append(path.read_bytes()))
+    for line in ("a", "b"):
+        files.append_line(path, line)
+    assert seen == [b"a\n", b"a\nb\n"]
 
 
 def test_ray_status_reads_back_equal() -> None:

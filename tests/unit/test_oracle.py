@@ -15,7 +15,6 @@ import pytest
 
 from rlk.evidence.oracle import (
     LOGIT_ERROR,
-    LOGPROB_ERROR,
     expect,
     logit_error,
     looked_at,
@@ -161,7 +160,8 @@ def test_supports_are_those_of_every_error_that_is_allowed() -> None:
 
 def test_tolerances_are_the_stated_errors() -> None:
     """12 units of 2^-8 of the largest logit, times (1 - p) / T or share (1 - share) / T, of which the floor is .01."""
-    unit = LOGPROB_ERROR * 32 / 256
+    unit = 12 * 32 / 256
+    assert logit_error(32.0) == 16 * 32 / 256
     assert math.isclose(tolerance(32.0, math.log(0.25), 2.0), unit * 0.75 / 2)
     assert math.isclose(tolerance(32.0, math.log(0.999), 2.0), unit * 0.01 / 2)
     assert math.isclose(share_tolerance(32.0, -1.0, -1.0, 0.25, 2.0), unit * 0.1875 / 2)
@@ -190,11 +190,27 @@ def test_looked_at_is_the_rule_that_recorded_runs_follow(
     assert looked_at(step, MIXED, settings) == pairs
 
 
+@pytest.mark.parametrize(
+    ("step", "samples", "settings", "pairs"),
+    [
+        (0, 2, 3, [(0, 0), (0, 1), (1, 0), (1, 1)]),  # fewer samples than settings
+        (1, 5, 3, [(0, 1), (1, 0), (2, 0)]),  # one round of all settings and a rest
+        (0, 3, 3, [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]),
+    ],
+)
+def test_samples_that_make_no_two_rounds_are_looked_at_too(
+    step: int, samples: int, settings: int, pairs: list[tuple[int, int]]
+) -> None:
+    assert looked_at(step, MIXED[:samples], settings) == pairs
+
+
 def test_greedy_is_judged_by_twice_the_error() -> None:
     """Two logits may each be wrong by the error: a token as far below the largest as both together is reachable."""
     error = logit_error(16.0)
     assert error == 1.0
     assert [expect([16.0, 16.0 - gap], 1, Sampling(0.0)).reachable for gap in (1.5, 2.0, 2.01)] == [True, True, False]
+    assert logit_error(32.0) == 2.0
+    assert [expect([32.0, 32.0 - gap], 1, Sampling(0.0)).reachable for gap in (3.5, 4.0, 4.01)] == [True, True, False]
     said = expect([16.0, 14.0], 0, Sampling(0.0))
     assert (said.least, said.most, said.below, said.through) == (said.logprob, said.logprob, 0.0, 1.0)
     assert said.scale == 16.0
@@ -205,3 +221,49 @@ def test_kept_shares_are_in_order_of_ids() -> None:
     said = [expect(HALF[::-1], token, Sampling(1.0, 0.9)) for token in range(4)]
     assert [round(one.below, 6) for one in said] == [0.0, 0.0, round(0.15 / 0.95, 6), round(0.45 / 0.95, 6)]
     assert [round(one.through, 6) for one in said] == [0.0, round(0.15 / 0.95, 6), round(0.45 / 0.95, 6), 1.0]
+    hot = [expect([2 * x for x in HALF[::-1]], token, Sampling(2.0)) for token in range(4)]
+    assert [round(one.below, 6) for one in hot] == [0.0, 0.05, 0.2, 0.5]
+    assert [round(one.through, 6) for one in hot] == [0.05, 0.2, 0.5, 1.0]
+
+
+def test_nucleus_ends_before_a_token_whose_front_is_its_share_exactly() -> None:
+    """Masses 1, .5, .5: the first alone has the half that is asked for."""
+    row = [0.0, -math.log(2), -math.log(2)]
+    assert math.exp(row[1]) == 0.5
+    assert expect(row, 0, Sampling(1.0, 0.5)).logprob == 0.0
+    assert expect(row, 0, Sampling(1.0, math.nextafter(0.5, 1))).logprob < -0.4
+
+
+def test_one_token_may_be_all_that_is_kept() -> None:
+    said = [expect([10.0, 2.0, 1.0], token, Sampling(0.7, 1.0, 1)) for token in range(2)]
+    assert [one.reachable for one in said] == [True, False]
+    assert said[0].logprob == said[0].least == said[0].most == 0.0
+
+
+def test_whole_support_keeps_a_token_whose_mass_is_below_a_rounding() -> None:
+    said = expect([0.0, -60.0], 1, Sampling(1.0))
+    assert said.reachable
+    assert said.logprob == said.least == said.most == -60.0
+
+
+def test_logits_beyond_the_range_of_exp_are_no_matter() -> None:
+    for sampling in (Sampling(1.0), Sampling(1.0, 0.9), Sampling(0.005, 0.9, 2)):
+        said = [expect([1000.0, 0.0, -1000.0], token, sampling) for token in range(2)]
+        assert said[0].logprob == 0.0
+        assert said[1].logprob == -1000 / sampling.temperature
+
+
+def test_rank_is_uncertain_up_to_twice_the_error() -> None:
+    """Two logits 2 apart, each of which may be wrong by 1: either may be the first, and neither surely is."""
+    top = Sampling(1.0, 1.0, 1)
+    assert [expect([16.0, 16.0 - gap], 1, top).reachable for gap in (1.5, 2.0, 2.01)] == [True, True, False]
+    near, far = (expect([16.0, 16.0 - gap], 1, top) for gap in (2.0, 2.01))
+    assert near.most == 0.0
+    assert near.least < -2
+    assert far.most == far.logprob < -2
+
+
+def test_token_that_may_be_the_first_is_in_every_nucleus() -> None:
+    """Of two logits that differ by less than the error either may rank first, and the first is always kept."""
+    said = [expect([10.0, 9.99, -20.0], token, Sampling(1.0, 0.1)) for token in range(3)]
+    assert [one.reachable for one in said] == [True, True, False]
