@@ -28,7 +28,8 @@ NEAR = {
     "arrays": ("coverage",), "counts": ("metrics",), "element": ("probe", "compare"), "files": ("writer",),
     "layout": ("structure",), "locate": ("probe", "compare"), "parting": ("compare",), "place": ("probe", "compare"),
     "plans": ("structure",), "processes": ("structure", "settings"), "program": ("probe", "compare"),
-    "ray_status": ("documents", "structure"), "record": ("structure", "coverage"), "samples": ("coverage",),
+    "ray_status": ("documents", "structure"), "record": ("structure", "coverage"), "resources": ("soak",),
+    "samples": ("coverage",),
     "schemas": ("documents",), "tally": ("checks", "coverage"), "tensors": ("weights",), "trajectory": ("digest",),
     "validate": ("structure", "seal"), "verdict": ("seal",),
 }  # fmt: skip

@@ -26,7 +26,7 @@ from cosmic_ray.work_item import MutationSpec, TestOutcome, WorkerOutcome, WorkI
 ROOT = Path(__file__).parents[1]
 COPY = ROOT / "build" / "mutants"
 SESSION = "session.sqlite"
-TESTS = ("tests/unit/test_evidence_*.py", "tests/unit/test_oracle.py")
+TESTS = tuple(f"tests/unit/test_{name}.py" for name in ("evidence_*", "oracle", "matrix*", "soak*"))
 _OTHER = {
     "Add": "Sub", "Sub": "Add", "Mul": "Div", "Div": "Mul", "FloorDiv": "Mul", "Mod": "Mul", "Pow": "Mul",
     "LShift": "RShift", "RShift": "LShift", "BitAnd": "BitOr", "BitOr": "BitAnd", "BitXor": "BitAnd",
@@ -272,11 +272,28 @@ class _NoAnnotations(ast.NodeTransformer):
     """Removes what `from __future__ import annotations` leaves unevaluated. Fields of a class stay: pydantic reads
     them."""
 
+    fields = False
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        return self._within(node, fields=True)
+
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         node.returns = None
         for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
             arg.annotation = None
+        return self._within(node, fields=False)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if not self.fields:
+            node.annotation = ast.Constant(None)
         return self.generic_visit(node)
+
+    def _within(self, node: ast.AST, *, fields: bool) -> ast.AST:
+        before, self.fields = self.fields, fields
+        try:
+            return self.generic_visit(node)
+        finally:
+            self.fields = before
 
 
 def _same_program(mutant: Mutant) -> bool:
