@@ -1,4 +1,4 @@
-"""Runs in which every response is cut off, in which none is, and in which nothing can be learned: what a verdict says.
+"""Runs in which every response is cut off, in which none is, in which nothing can be learned, and at a rate of zero.
 
 One session of the smallest topology, one trainer rank and one engine. Four prompts a step out of eight plain sums,
 whose answers end within 8 tokens, and eight that ask for worked steps, which take more; the seed decides where in that
@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.cpu
 
 EACH, LIMIT = 8, 8
 KL_ALONE = "all advantages were zero, so the gradient came from the KL term alone"
-Runs = Callable[[int, float], CellRun]
+Runs = Callable[..., CellRun]
 
 
 def seed_at(place: int) -> int:
@@ -38,7 +39,7 @@ def seed_at(place: int) -> int:
 
 @pytest.fixture(scope="module")
 def run(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """A run of two steps from a place of the file, with a weight of the KL term."""
+    """A run from a place of the file, of two steps unless said; other options as said."""
     profile = load_profile("tiny-cpu", ROOT)
     lines = Path(profile.prompts).read_text(encoding="utf-8").splitlines()
     worked = [line for line in lines if "Show the steps" in line]
@@ -48,9 +49,9 @@ def run(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     profile = profile.model_copy(update={"prompts": str(prompts), "ranks": 1, "prompts_per_step": EACH // 2})
     shape = read_shape(Path(profile.model))
 
-    def make(place: int, kl_coef: float) -> CellRun:
-        options = {"tp": 1, "rollout_tp": 1, "temperature": 1.3, "top_p": 0.95, "max_response_len": LIMIT}
-        plan = derive(RunConfig(**options, lr=1e-4, seed=seed_at(place), kl_coef=kl_coef), profile, shape)
+    def make(place: int, **changes: Any) -> CellRun:
+        options = {"temperature": 1.3, "top_p": 0.95, "max_response_len": LIMIT, "lr": 1e-4, **changes}
+        plan = derive(RunConfig(**options, seed=seed_at(place)), profile, shape)
         return sessions.run(
             Cell(id=plan.cell, sentence="Made by a test of edges.", config=options, timeout_s=300), plan
         )
@@ -62,19 +63,26 @@ def run(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture(scope="module")
 def complete(run: Runs) -> CellRun:
     """The plain sums."""
-    return run(0, 0.01)
+    return run(0)
 
 
 @pytest.fixture(scope="module")
 def cut(run: Runs) -> CellRun:
     """The worked ones."""
-    return run(EACH, 0.01)
+    return run(EACH)
 
 
 @pytest.fixture(scope="module")
 def cut_without_kl(run: Runs) -> CellRun:
     """The worked ones, and nothing in the loss but rewards."""
-    return run(EACH, 0.0)
+    return run(EACH, kl_coef=0.0)
+
+
+@pytest.fixture(scope="module", params=[0.0, 1e-3], ids=["rate0", "rate1e-3"])
+def around(request: pytest.FixtureRequest, run: Runs) -> tuple[float, CellRun]:
+    """A learning rate, and a greedy run that comes back to its first prompts in its last step."""
+    steps = 2 * EACH // (EACH // 2) + 1
+    return request.param, run(0, command="run", temperature=0.0, top_p=1.0, lr=request.param, steps=steps)
 
 
 def reasons(run: CellRun) -> set[int]:
@@ -112,3 +120,17 @@ def test_kl_is_all_that_the_two_differ_in(cut: CellRun, cut_without_kl: CellRun)
     first, other = (one.record.step(0).samples for one in (cut, cut_without_kl))
     assert first.tokens.tobytes() == other.tokens.tobytes()
     assert first.logprobs.tobytes() == other.logprobs.tobytes()
+
+
+def test_bytes_come_back_with_the_prompts_only_where_no_weight_moved(around: tuple[float, CellRun]) -> None:
+    """At a rate of zero a step still trains, exports, sends and loads: none of that may change a bit. Its twin is a
+    rate that moves weights."""
+    rate, run = around
+    assert run.outcome.errors == ()
+    first, last = (run.record.step(step).samples for step in (0, run.plan.config.steps - 1))
+    assert first.prompt_tokens.tobytes() == last.prompt_tokens.tobytes()
+    assert set(last.weight_version.tolist()) == {run.plan.config.steps - 1}, "as many updates were loaded"
+    assert all(metrics.grad_norm > 0 for metrics in run.record.metrics if metrics.nonzero_advantages)
+    weights = [version.trainer for version in run.record.fingerprints]
+    assert (weights[0] == weights[-1]) == (rate == 0)
+    assert (first.logprobs.tobytes() == last.logprobs.tobytes()) == (rate == 0)

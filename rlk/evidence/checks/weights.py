@@ -89,7 +89,8 @@ def weights_changed(run: Record, tally: Tally) -> None:
         tally.add(len(names))
         shares = ", ".join(f"{kind} {changed[kind]}/{all_of[kind]}" for kind in sorted(all_of))
         if not changed:
-            message = f"step {before.version}: no exported tensor changed ({shares})"
+            remedy = f"steps at --lr {run.plan.config.lr:g} may round away in bf16: give a larger one"
+            message = f"step {before.version}: no exported tensor changed ({shares}): {remedy}"
             tally.fail(message, Failure(where=fingerprint_file(after.version), step=before.version))
         tally.remark(f"step {before.version} changed {shares}")
 
