@@ -1,8 +1,12 @@
-"""The negative control: with ordinary operators the same cell must mismatch, or the others' equality means nothing."""
+"""The negative control: with ordinary operators the same cell must mismatch, or the others' equality means nothing.
+
+Once more with engines that share out query rows and pages: ordinary attention then runs over gathered pages too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,13 +16,16 @@ from tests.plugin import ROOT, cells
 pytestmark = pytest.mark.cpu
 
 CELL = "tp2_rtp4-cp4-t0.7-p0.95-koff"
+ENGINES: dict[str, dict[str, Any]] = {CELL: {}, "tp2_rtp2-cp4-rcp2-t0.7-p0.95-koff": {"rollout_tp": 2, "rollout_cp": 2}}
+"""What is changed of the cell's engines."""
 
 
-@pytest.fixture(scope="module")
-def native(sessions: Sessions) -> CellRun:
+@pytest.fixture(scope="module", params=ENGINES)
+def native(request: pytest.FixtureRequest, sessions: Sessions) -> CellRun:
     """The first smoke cell in native mode."""
     (cell,) = [cell for cell in cells("smoke") if cell.id == CELL]
-    control = cell.model_copy(update={"id": f"{CELL}-native", "config": {**cell.config, "mode": "native"}})
+    config = {**cell.config, "mode": "native", **ENGINES[request.param]}
+    control = cell.model_copy(update={"id": f"{request.param}-native", "config": config})
     return sessions.run(control, control.plan(ROOT))
 
 
