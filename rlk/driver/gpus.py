@@ -61,6 +61,13 @@ def visible_gpus(env: Mapping[str, str], library: Any = None) -> tuple[Gpu, ...]
     return found if VISIBLE not in env else _chosen(env[VISIBLE], found)
 
 
+def given_gpus() -> list[str]:
+    """In a task of Ray: the GPUs that it was given. It stands here since a worker imports the module of its task, and
+    each of a node's workers would import torch for most others."""
+    ray = importlib.import_module("ray")
+    return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+
+
 def _gpu(nvml: Any, index: int) -> Gpu:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)

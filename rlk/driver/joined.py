@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlk.driver.cluster import Cluster, quiet
 from rlk.driver.errors import RunError
-from rlk.driver.gpus import VISIBLE, Gpu, visible_gpus
+from rlk.driver.gpus import VISIBLE, Gpu, given_gpus, visible_gpus
 from rlk.driver.provenance import ROOT
 from rlk.kernels.proof_shared import FOLDER as PROOFS
 from rlk.plan.derive import Plan
@@ -74,7 +74,7 @@ class JoinedCluster(Cluster):
         assert self._placement is not None
         if not self._placement.gpus:
             return ()
-        ask = ray.remote(_accelerators)
+        ask = ray.remote(given_gpus)
         slots = range(self._placement.ranks)
         asked = [
             ask.options(num_cpus=0, num_gpus=self._placement.actor_gpus, **self._bundle(s)).remote() for s in slots
@@ -114,8 +114,3 @@ class JoinedCluster(Cluster):
         if self._group is not None:
             remove_placement_group(self._group)
         ray.shutdown()
-
-
-def _accelerators() -> list[str]:
-    """In a task: the GPUs that it was given."""
-    return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))

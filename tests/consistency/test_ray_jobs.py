@@ -1,22 +1,15 @@
 """Runs on a Ray that is there: a real cluster with its dashboard, submissions through its Jobs API, and how they end.
 
-Four ranks and one engine of two, since what is shown is the way to the cluster and back and not the numbers. The
-cluster is told of 2 GPUs that it has not, so that a placement group has some to give out.
+Four ranks and one engine of two, since what is shown is the way to the cluster and back and not the numbers.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import secrets
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,12 +17,11 @@ import pytest
 
 from rlk.evidence.ray_status import RayStatus
 from rlk.evidence.validate import validate
+from tests.consistency.ray_cluster import Ray, cluster, ended
 from tests.plugin import ROOT
 
 pytestmark = pytest.mark.full
 
-START_S = 60
-CLUSTER = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 PLACED = """
 import os, sys, time
 import ray
@@ -48,122 +40,22 @@ cluster = JoinedCluster(plan)
 cluster.start()
 places = [("train", slot) for slot in range(plan.ranks)] + [("engine", slot) for slot in range(plan.engine_ranks)]
 ranks = [cluster.add(f"{side}-{slot:02d}", Rank, {}, slot=slot) for side, slot in places]
-print("GPUS", ray.get([rank.gpu.remote() for rank in ranks], timeout=60))
+print("GPUS", ray.get([rank.gpu.remote() for rank in ranks], timeout=300))
 print("LEFT", [actor.cause for actor in cluster.leave()])
 cluster.stop()
 """
 
 
-@dataclass(frozen=True)
-class Ray:
-    """A cluster of this test."""
-
-    address: str
-    environment: dict[str, str]
-    profile: Path
-
-    def rlk(self, *words: str, profile: Path | None = None) -> subprocess.Popen[str]:
-        """The command line, on this cluster's address and profile."""
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "rlk",
-            *words,
-            "--ray-address",
-            self.address,
-            "--profile",
-            str(profile or self.profile),
-        ]
-        return subprocess.Popen(
-            [*command, "--output-root", str(self.runs)],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    @property
-    def runs(self) -> Path:
-        """Where the run directories are."""
-        return self.profile.parent / "runs"
-
-    def job(self, *words: str) -> str:
-        """What `ray job` says."""
-        command = [sys.executable, "-c", CLUSTER, "job", *words]
-        environment = {**self.environment, "RAY_API_SERVER_ADDRESS": f"http://{self.address}"}
-        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        return done.stdout
-
-
-def _port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
-    """A head node with a token of its own; every process of it is gone afterwards."""
-    folder = tmp_path_factory.mktemp("cluster")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "RLK_"))}
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
-    environment = {**kept, **token, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    dashboard, sockets = _port(), Path("/tmp") / f"rlk-{secrets.token_hex(4)}"  # paths have at most 107 characters
-    options = {
-        "--port": _port(),
-        "--dashboard-port": dashboard,
-        "--dashboard-agent-listen-port": _port(),
-        "--num-cpus": 16,
-        "--num-gpus": 2,
-        "--resources": json.dumps({"accelerator_type:H100": 1}),
-        "--object-store-memory": 256 << 20,
-        "--temp-dir": sockets,
-    }
-    words = [word for name, value in options.items() for word in (name, str(value))]
-    with (folder / "head.log").open("w") as log:
-        head = subprocess.Popen(
-            [sys.executable, "-c", CLUSTER, "start", "--head", "--block", *words],
-            env=environment,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _answers(dashboard, head)
-        yield Ray(f"127.0.0.1:{dashboard}", environment, _profile(folder))
-    finally:
-        children = psutil.Process(head.pid).children(recursive=True)
-        head.terminate()
-        head.wait(START_S)
-        for child in psutil.wait_procs(children, timeout=START_S)[1]:
-            child.kill()
-        shutil.rmtree(sockets, ignore_errors=True)
-
-
-def _answers(port: int, head: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        assert head.poll() is None, "the head node ended"
-        with socket.socket() as s:
-            if s.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.2)
-    pytest.fail(f"no dashboard within {START_S} s")
-
-
-def _profile(folder: Path) -> Path:
-    content = json.loads((ROOT / "rlk" / "plan" / "profiles" / "tiny-cpu.json").read_text())
-    content |= {"ranks": 4, "model": str(ROOT / content["model"]), "prompts": str(ROOT / content["prompts"])}
-    content["engine"] |= {"max_engines": 1}
-    content["defaults"] = {"tp": 2, "rollout_tp": 2, "max_response_len": 16, "lr": 1e-4}
-    path = folder / "profile.json"
-    path.write_text(json.dumps(content))
-    return path
+    """The cluster of this module."""
+    with cluster(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
 
 
 def test_submitted_run_passes_and_leaves_the_cluster_as_it_was(ray: Ray) -> None:
     process = ray.rlk("verify", "--run-id", "green")
-    output, _ = process.communicate(timeout=300)
+    output = ended(process)
     assert process.returncode == 0, output
     assert "step 2/2  sync" in output
     assert "job rlk-green SUCCEEDED\nPASS  2 steps" in output
@@ -185,7 +77,7 @@ def test_interrupted_run_is_stopped_and_sealed_red(ray: Ray) -> None:
         if line.startswith("starting 4 train ranks"):
             break
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=300)
+    output = ended(process)
     assert process.returncode == 130, output
     assert "stopping job rlk-stopped" in output
     assert "STOPPED" in ray.job("status", "rlk-stopped").upper()
@@ -204,7 +96,7 @@ def test_detached_run_returns_its_submission_and_the_job_decides(ray: Ray) -> No
     assert process.stdout is not None
     assert process.stdout.readline().startswith("submission  rlk-away on node ")
     (ray.runs / "away.submission.json").unlink()
-    process.communicate(timeout=300)
+    ended(process)
     assert process.returncode == 0
     logs = ray.job("logs", "--follow", "rlk-away")
     assert "allowed is an output root on a file system that the cluster's node shares" in logs
@@ -243,7 +135,7 @@ def test_gpus_that_ray_gave_are_looked_at_before_the_run(ray: Ray) -> None:
     path = ray.profile.with_name("blind.json")
     path.write_text(json.dumps(content))
     process = ray.rlk("verify", "--run-id", "blind", profile=path)
-    output, _ = process.communicate(timeout=300)
+    output = ended(process)
     assert process.returncode == 1, output
     assert "gpus 1: 0 are visible (CUDA_VISIBLE_DEVICES, else all of the machine)" in output
     assert "job rlk-blind FAILED" in output
