@@ -47,13 +47,14 @@ class Schedule(BaseModel):
 
 
 class Crowd(BaseModel):
-    """How many requests share a step of one engine."""
+    """How many requests share a step of one engine, and the places of those that are thrown out of its cache."""
 
     model_config = _STRICT
 
     requests: int = Field(ge=1, le=64)
     budget: int = WHOLE
     pages: int = ROOM
+    preempted: tuple[int, ...] = ()
     marks: Marks = ()
 
     @property

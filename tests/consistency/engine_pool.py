@@ -6,10 +6,10 @@ They are kept between cells: vLLM's imports take longer than a cell does.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from threading import Barrier, BrokenBarrierError
 from typing import Any
@@ -24,14 +24,35 @@ from tests.consistency.engines import Outcome, joined, one_by_one, running, toge
 WAIT_S = 300
 
 
+@dataclass
+class Seen:
+    """What vLLM's scheduler did: the most requests of one step, sample ids thrown out of the cache, and for those that
+    came back the tokens that were computed then, over and above what the cache still held."""
+
+    widest: int = 0
+    preempted: list[int] = field(default_factory=list)
+    resumed: list[tuple[int, int]] = field(default_factory=list)
+
+    def note(self, step: Any) -> None:
+        """One more step, as the scheduler returns it."""
+        computed: Mapping[str, int] = step.num_scheduled_tokens
+        self.widest = max(self.widest, len(computed))
+        self.preempted += sorted(map(_sample, step.preempted_req_ids or ()))
+        self.resumed += sorted((_sample(r), computed[r]) for r in step.scheduled_cached_reqs.resumed_req_ids)
+
+
+def _sample(request: str) -> int:
+    return int(request.partition("-")[0])
+
+
 @dataclass(frozen=True)
 class Part:
-    """What one engine did. `widest` is the most requests that one of its steps computed; cached_first the tokens of its
-    first request that it held before it began."""
+    """What one engine did, and its scheduler meanwhile; cached_first is the tokens of its first request that it held
+    before it began."""
 
     pid: int
     outcome: Outcome
-    widest: int
+    seen: Seen
     cached_first: int
 
 
@@ -90,10 +111,10 @@ def serve(plan: Plan, engine: int, share: Sequence[Request], warm: bool, barrier
             if warm:
                 together(live, served_before(share))
             barrier.wait()
-            with watched(live) as rows:
+            with watched(live) as seen:
                 outcome = together(live, share)
             barrier.wait()
-            return Part(os.getpid(), outcome, max(rows), int(outcome.arrays.cached_tokens[0]))
+            return Part(os.getpid(), outcome, seen, int(outcome.arrays.cached_tokens[0]))
     except BaseException:
         barrier.abort()
         raise
@@ -106,15 +127,15 @@ def serve_alone(plan: Plan, requests: Sequence[Request]) -> Outcome:
 
 
 @contextmanager
-def watched(engine: EngineRank) -> Iterator[list[int]]:
-    """A list in which every step leaves the number of requests that vLLM's scheduler gave it."""
-    scheduler, rows = engine._live.engine_core.engine_core.scheduler, list[int]()
+def watched(engine: EngineRank) -> Iterator[Seen]:
+    """Notes every step of vLLM's scheduler."""
+    scheduler, seen = engine._live.engine_core.engine_core.scheduler, Seen()
     schedule = scheduler.schedule
 
-    def counted(*arguments: Any) -> Any:
+    def noted(*arguments: Any) -> Any:
         step = schedule(*arguments)
-        rows.append(len(step.num_scheduled_tokens))
+        seen.note(step)
         return step
 
-    with mock.patch.object(scheduler, "schedule", counted):
-        yield rows
+    with mock.patch.object(scheduler, "schedule", noted):
+        yield seen

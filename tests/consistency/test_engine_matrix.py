@@ -51,7 +51,7 @@ class Found:
             tokens=len(outcome.arrays.tokens),
             mismatches=mismatches,
             events={name: outcome.events[name] for name in ("steps", *QUIET)},
-            widest_step=max(part.widest for part in self.run.parts),
+            widest_step=max(part.seen.widest for part in self.run.parts),
             seconds=self.seconds,
             digest=sha256(b"".join(outcome.words)).hexdigest(),
             passed=outcome.words == reference.words and mismatches == 0,
@@ -165,9 +165,11 @@ def test_crowd_changes_no_byte(crowded: Found, crowd_alone: Outcome, engine_repo
 def test_crowd_shared_one_step(crowded: Found) -> None:
     line, (part,) = crowded.line, crowded.run.parts
     assert isinstance(line, Crowd)
-    assert part.widest == line.requests
+    assert part.seen.widest == line.requests
     assert (part.outcome.events["chunks"] > 0) == (line.budget < WHOLE)
-    assert part.outcome.events["preemptions"] == 0, "nobody left"
+    assert part.outcome.events["preemptions"] == len(line.preempted)
+    assert part.seen.preempted == list(line.preempted), "nobody else left"
+    assert [place for place, _ in part.seen.resumed] == list(line.preempted), "and each came back"
     lengths = part.outcome.arrays.prompt_len.tolist()
     assert all(lengths[place] == tokens for place, tokens in NEEDLES.items() if place < len(lengths))
 
