@@ -216,7 +216,6 @@ class _Run:
         with use_db(SESSION, WorkDB.Mode.open) as found:
             pending = [(item, item.mutations[0]) for item in self._open(found)]
             pending = [one for one in pending if self._asked(one[1])]
-            pending.sort(key=lambda one: _order(one[1]))
             self._say(f"{len(pending)} mutants have no result yet")
             parents = {os.getppid()}
             for item, mutation in pending:
@@ -228,10 +227,11 @@ class _Run:
                     found.set_result(item.job_id, result)
 
     def _open(self, found: WorkDB) -> list[WorkItem]:
-        """What has no result yet; then what survived without having met all tests."""
+        """What has no result yet; then what survived without having met all tests, last what is explained."""
         if self.part == 0:
-            return list(found.pending_work_items)
-        return [item for item, result in found.completed_work_items if _half_done(result)]
+            return sorted(found.pending_work_items, key=_order)
+        half = [one for one in found.completed_work_items if _half_done(one[1])]
+        return [item for item, _ in sorted(half, key=lambda one: (_explained(*one), _order(one[0])))]
 
     def _asked(self, mutation: MutationSpec) -> bool:
         named = not self.words or any(word in str(mutation.module_path) for word in self.words)
@@ -251,7 +251,13 @@ def worth_it(operator: str) -> bool:
     return not (kind == "ReplaceComparisonOperator" and not before.startswith("Is") and after.startswith("Is"))
 
 
-def _order(mutation: MutationSpec) -> tuple[object, ...]:
+def _explained(item: WorkItem, result: WorkResult) -> bool:
+    module = str(item.mutations[0].module_path)
+    return mutants_page.Survivor(module, 0, result.diff or "", 0, 0).why is not None
+
+
+def _order(item: WorkItem) -> tuple[object, ...]:
+    mutation = item.mutations[0]
     module = str(mutation.module_path)
     first = "checks/" in module and not module.endswith(LAST)
     return not first, module.endswith(LAST), module, mutation.start_pos, mutation.operator_name

@@ -70,8 +70,8 @@ def _first_op(a: Record, b: Record, step: int, names: Names) -> str | None:
     shape, probes = a.plan.shape, (a.probes(step), b.probes(step))
     if shape != b.plan.shape:
         raise EvidenceError(f"{names[0]} and {names[1]} have models of different shapes: their ops cannot be compared")
-    rows = [record.plan.config.probe_row for record in (a, b)]
-    search = Search(rows[0] if rows[0] == rows[1] else None)
+    row, other = (record.plan.config.probe_row for record in (a, b))
+    search = Search(row if row == other else None)
     for phase in PHASES:
         sides = list(_sides(names, phase, probes))
         if phase == "backward" and any(native):

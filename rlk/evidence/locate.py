@@ -124,7 +124,8 @@ class _Table:
             if self.sources[source] not in names:
                 names.append(self.sources[source])
         # Ranks vote, not passes: one rank that was wrong in two passes is still one.
-        common, odd, *_ = sorted(found.items(), key=lambda item: -len({name.split(" ")[-1] for name in item[1]}))
+        votes = {word: len({name.split(" ")[-1] for name in names}) for word, names in found.items()}
+        common, odd, *_ = sorted(found.items(), key=lambda item: votes[item[0]], reverse=True)
         return Word(tuple(common[1]), common[0], kept), Word(tuple(odd[1]), odd[0], kept)
 
 
@@ -162,11 +163,11 @@ def search_step(plan: Plan, probes: Sequence[Probe]) -> tuple[Search, int]:
     engines = [p for p in probes if p.role.startswith("engine-")]
     trains = [p for p in probes if p.role.startswith("train-")]
     sides = [Side("rollout", "rollout", engines), Side("score", "score", trains), Side("update", "update", trains)]
-    search, seen = Search(plan.config.probe_row), 0
-    for op in forward(layers, native=native):
+    search, ops = Search(plan.config.probe_row), forward(layers, native=native)
+    for op in ops:
         search.op(op, sides)
-        if op.head and op.sharded:
-            seen = Search().op(op, sides[:2])
+    logits = next(op for op in ops if op.head)
+    seen = Search().op(logits, sides[:2])
     if not native:
         for op in backward(layers):
             search.op(op, [Side("backward", "backward", trains)])

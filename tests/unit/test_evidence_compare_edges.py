@@ -124,6 +124,23 @@ def test_gradients_of_ops_are_not_compared_with_a_native_run_that_has_none(monke
     assert _compared(monkeypatch, _draft(**PROBED), _draft(change, **PROBED)).op is not None
 
 
+@pytest.mark.parametrize(
+    ("role", "array", "row", "column", "place"),
+    [
+        ("train-03", "optimizer/m_out/layers.0.o", 1, 2, "m_out of layers.0.o shard 5 piece 6: r train-03"),
+        ("train-00", "optimizer/grad/layers.0.qkv", 3, 1, "grad of layers.0.qkv shard 3 piece 1: r train-00"),
+        ("train-01", "optimizer/v_out/norm", 0, 3, "v_out of norm piece 7: r train-01"),
+    ],
+)
+def test_atom_that_differs_has_its_shard_and_piece(
+    role: str, array: str, row: int, column: int, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change: Change = lambda draft: flip(draft.probes[0], role, array, row, column)  # noqa: E731
+    found = _compared(monkeypatch, _draft(**PROBED), _draft(change, **PROBED))
+    assert found.op is not None
+    assert found.op.startswith(f"step 0 optimizer {place} 0x")
+
+
 def test_models_of_different_shapes_are_refused_by_the_names_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(EvidenceError, match=r"^l and r have models of different shapes"):
         _compared(monkeypatch, _draft(**PROBED), _draft(_turned, **PROBED))

@@ -121,7 +121,7 @@ def test_rows_are_those_of_the_first_holders() -> None:
     trains = [_probe(f"train-{rank:02d}", CHANGED if rank == 1 else wrong) for rank in range(3)]
     others = [_probe(f"train-{rank:02d}", wrong, phase="update") for rank in range(3)]
     sides = [
-        Side("before", "update", others),
+        Side("zero", "update", others),
         Side("rollout", "rollout", [_engine(ROW)]),
         Side("score", "score", trains),
         Side("update", "update", others),

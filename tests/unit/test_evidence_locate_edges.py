@@ -94,6 +94,24 @@ def test_replicas_of_one_side_are_compared_though_no_other_side_has_the_row() ->
     assert (search.place.common.sources, search.place.odd.sources) == (("b rank-0", "b rank-2"), ("b rank-1",))
 
 
+def test_common_word_is_that_of_most_ranks_and_of_the_first_where_as_many_have_either() -> None:
+    """Ranks vote, whatever their side is called and however often they were asked."""
+    for words, common, odd in (
+        ([1, 2, 2], 2, 1),
+        ([2, 2, 1], 2, 1),
+        ([1, 2], 1, 2),
+        ([2, 1], 2, 1),
+        ([1, 2, 3, 3, 2, 2], 2, 3),
+    ):
+        search, _ = _search(_side("of my run", *({0: [word]} for word in words)))
+        assert search.place is not None
+        assert (search.place.common.value, search.place.odd.value) == (common, odd)
+    twice = [_side("a", {0: [1]}), _side("b", {0: [2]}, {0: [2]}), _side("c", {0: [1]})]
+    search, _ = _search(*twice)
+    assert search.place is not None
+    assert (search.place.common.value, search.place.odd.value) == (2, 1)
+
+
 def test_word_is_said_with_the_first_of_those_who_have_it() -> None:
     word = 0x3F8CCCCD
     assert str(Word(("a rank-0",), 255)) == "a rank-0 0x00000000000000ff"

@@ -135,6 +135,10 @@ def test_sample_that_one_batch_lacks_is_a_difference() -> None:
     word = "0x3ff0000000000000"
     assert _said(lacks, _same) == f"step 1 rewards sample 5: l nothing, r 1.0 {word} [1 of 4]"
     assert _said(_same, lacks) == f"step 1 rewards sample 5: l 1.0 {word}, r nothing [1 of 4]"
+    other = then(lacks, _batch("reward", (2, 2.0)))
+    assert _said(_same, other) == f"step 1 rewards sample 5: l 1.0 {word}, r nothing [2 of 4]"
+    both = then(_same, _batch("reward", (0, 2.0)), _without_row(3))
+    assert _said(_same, both).startswith(f"step 1 rewards sample 4: l 1.0 {word}, r 2.0 0x4")
 
 
 @pytest.mark.parametrize("column", ["reward", "advantage"])

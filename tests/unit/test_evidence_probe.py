@@ -95,6 +95,12 @@ FAULTS = [
         before=then(_without_row("engine-01-00", "rollout"), _without_row("engine-01-01", "rollout")),
     ),
     Fault(
+        "predicted_token_that_only_the_update_has_logits_of",
+        {"probe"},
+        r"probe: step 1: 1 predicted tokens have no recorded logits on both sides",
+        before=then(_without_row("train-00", "score"), _without_row("train-02", "score")),
+    ),
+    Fault(
         "array_that_is_missing",
         {"probe"},
         r"probe-train-01\.safetensors: score/layers\.0\.swiglu is missing",

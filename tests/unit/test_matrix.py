@@ -104,6 +104,7 @@ def test_whole_evidence_has_no_problem(cells: list[MatrixCell]) -> None:
         ({"digest": None}, "2 digests over its topologies"),
         ({"tokens": 0}, "compared no token"),
         ({"steps": 1}, "run with 1 steps"),
+        ({"steps": 21}, "run with 21 steps"),
         ({"how": "composed"}, "composed with 20 steps"),
         ({"id": "tp3_rtp1-cp1-greedy"}, "is no cell of the matrix"),
     ],
@@ -121,7 +122,7 @@ def test_a_cell_that_is_left_out_or_stands_twice_is_a_problem(cells: list[Matrix
     assert problems(cells, twice) == ["a cell stands twice"]
 
 
-@pytest.mark.parametrize("change", [{"passed": False}, {"digest": "another"}, {"steps": 3}])
+@pytest.mark.parametrize("change", [{"passed": False}, {"digest": "another"}, {"steps": 1}, {"steps": 3}])
 def test_nothing_is_composed_of_sources_that_failed_or_differ(
     cells: list[MatrixCell], change: dict[str, object]
 ) -> None:
@@ -129,11 +130,22 @@ def test_nothing_is_composed_of_sources_that_failed_or_differ(
     by_id = {one.id: one for one in cells}
     ran: dict[str, CellRecord] = {name: record(by_id[name], "same", True, tokens=9) for name in cell.sources}
     (good,) = composed([cell], ran)
-    assert (good.passed, good.digest, good.tokens) == (True, "same", 0)
+    assert (good.passed, good.digest, good.tokens, good.mismatches, good.seconds) == (True, "same", 0, 0, 0.0)
     for name in cell.sources:
         (bad,) = composed([cell], {**ran, name: ran[name].model_copy(update=change)})
         assert not bad.passed
+    if "steps" in change:  # of both, and so of a run of another length
+        (bad,) = composed([cell], {name: one.model_copy(update=change) for name, one in ran.items()})
+        assert not bad.passed
     assert list(composed([cell], {cell.sources[0]: ran[cell.sources[0]]})) == []
+
+
+def test_cell_without_a_record_is_missing_for_its_own_reason(cells: list[MatrixCell]) -> None:
+    evidence = _evidence(cells)
+    for how, words in (("run", "was not run"), ("composed", "its sources were not run")):
+        cell = next(cell for cell in cells if cell.how == how)
+        left = evidence.model_copy(update={"cells": tuple(one for one in evidence.cells if one.id != cell.id)})
+        assert f"{cell.id}: {words}" in problems(cells, left)
 
 
 def test_a_run_cell_is_never_composed(cells: list[MatrixCell]) -> None:

@@ -256,11 +256,14 @@ def test_logits_beyond_the_range_of_exp_are_no_matter() -> None:
 def test_rank_is_uncertain_up_to_twice_the_error() -> None:
     """Two logits 2 apart, each of which may be wrong by 1: either may be the first, and neither surely is."""
     top = Sampling(1.0, 1.0, 1)
-    assert [expect([16.0, 16.0 - gap], 1, top).reachable for gap in (1.5, 2.0, 2.01)] == [True, True, False]
-    near, far = (expect([16.0, 16.0 - gap], 1, top) for gap in (2.0, 2.01))
-    assert near.most == 0.0
-    assert near.least < -2
-    assert far.most == far.logprob < -2
+    for error in (0.5, 1.0, 2.0):
+        assert logit_error(16 * error) == error
+        gaps = (1.5 * error, 2 * error, 2.01 * error)
+        under, near, far = (expect([16 * error, 16 * error - gap], 1, top) for gap in gaps)
+        assert [one.reachable for one in (under, near, far)] == [True, True, False]
+        assert under.most == near.most == 0.0
+        assert near.least < -2 * error
+        assert far.most == far.logprob < -2 * error
 
 
 def test_token_that_may_be_the_first_is_in_every_nucleus() -> None:

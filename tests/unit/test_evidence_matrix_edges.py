@@ -1,0 +1,41 @@
+"""What a record of a cell counts of the run behind it: tensors that ended as something else than they began.
+
+Made for mutants, as test_evidence_sample_edges.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlk.evidence.matrix_detail import left
+from tests.unit.evidence_builder import Draft, build
+
+HEAD, NORM, Q = "lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
+
+
+def _moved(draft: Draft) -> None:
+    """Of three tensors one goes and comes back, one moves only at first, and one only at last; all others stay."""
+    words = {name: f"{digit}" * 16 + ":" + "0" * 16 for name, digit in (("a", 1), ("b", 2))}
+    for version, fingerprints in enumerate(draft.fingerprints):
+        for name in fingerprints.trainer:
+            fingerprints.trainer[name] = words["a"]
+        fingerprints.trainer[HEAD] = words["aba"[version]]
+        fingerprints.trainer[NORM] = words["abb"[version]]
+        fingerprints.trainer[Q] = words["bba"[version]]
+
+
+def test_changed_tensors_are_those_whose_end_is_not_their_start(tmp_path: Path) -> None:
+    run_dir, _ = build(tmp_path, before=_moved)
+    found = left(str(run_dir))
+    assert found["unread"] == ()
+    assert found["tensors_changed"] == 2
+    assert found["tensors"] == 14
+
+
+def test_tensor_that_is_gone_at_the_end_has_changed(tmp_path: Path) -> None:
+    def gone(draft: Draft) -> None:
+        _moved(draft)
+        del draft.fingerprints[-1].trainer[HEAD]
+
+    run_dir, _ = build(tmp_path, before=gone)
+    assert left(str(run_dir))["tensors_changed"] == 3
