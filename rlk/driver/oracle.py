@@ -6,7 +6,9 @@ here and nowhere else in the package, and only once it is needed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,19 @@ from rlk.evidence.arrays import OracleArrays
 from rlk.evidence.digest import weights_hash
 from rlk.evidence.oracle import Expected, expect, looked_at, uniform
 from rlk.evidence.samples import Samples
-from rlk.kernels.state import as_hex, combine, fingerprint
+from rlk.kernels.state import as_hex, fingerprint
 from rlk.model.checkpoint import exported
 from rlk.model.layout import parameters
 from rlk.model.parallel import ParallelContext
 from rlk.plan.derive import Plan
 from rlk.plan.shape import ModelShape
+
+
+def apart() -> ThreadPoolExecutor:
+    """The thread that the oracle computes in while the driver waits for ranks. They need cores to feed their GPUs, and
+    torch's threads wait for each other by spinning: so it takes a quarter of what is there."""
+    own = max(1, (os.cpu_count() or 1) // 4)
+    return ThreadPoolExecutor(1, "oracle", torch.set_num_threads, (own,))
 
 
 class Oracle:
@@ -110,4 +119,6 @@ def _own(words: Bits) -> Bits:
 def _fingerprints(shape: ModelShape, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Of the assembled tensors, so that a piece which was put in the wrong place shows."""
     widths = {t.hf_name: t.width for p in parameters(shape) for t in p.tensors}
-    return {n: as_hex(combine([fingerprint(t.view(-1, widths[n]).contiguous())])) for n, t in tensors.items()}
+    with ThreadPoolExecutor() as pool:  # the kernel runs without Python's lock
+        found = pool.map(lambda item: fingerprint(item[1].view(-1, widths[item[0]])), tensors.items())
+        return dict(zip(tensors, map(as_hex, found), strict=True))

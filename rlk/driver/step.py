@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from rlk.driver.errors import RunError
 from rlk.driver.faults import sync_fault
 from rlk.driver.groups import Engines, Trainer
-from rlk.driver.oracle import Oracle
+from rlk.driver.oracle import Oracle, apart
 from rlk.driver.progress import Watch
 from rlk.driver.sync import fingerprint_record, recut, tensor_entries, update_record
 from rlk.evidence.arrays import BatchArrays, RolloutArrays, TrainArrays
@@ -64,7 +63,7 @@ class StepRunner:
         self.plan, self.trainer, self.engines = plan, trainer, engines
         self.data, self.oracle, self.writer, self.watch = data, oracle, writer, watch
         self.fault = sync_fault(plan.config.inject)
-        self.aside = ThreadPoolExecutor(1)  # the oracle computes in this process while it waits for the ranks
+        self.aside = apart()
 
     def initial_weights(self) -> None:
         """Fingerprints of version 0, which both sides read from the same checkpoint.
