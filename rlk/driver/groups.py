@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import ray
 from rlk.driver.actors import EngineActor, TrainActor
 from rlk.driver.cluster import Cluster
 from rlk.driver.faults import SyncFault
+from rlk.driver.ports import ReservedPorts
 from rlk.driver.sync import Bits
 from rlk.driver.waiting import collect
 from rlk.evidence import layout
@@ -116,7 +116,8 @@ class Engines:
     def __init__(self, cluster: Cluster, plan: Plan) -> None:
         self.plan, self.cluster = plan, cluster
         self.ranks: dict[Place, Any] = {}
-        for slot, (place, args) in enumerate(_places(plan).items()):
+        self._ports = ReservedPorts(plan.engines)
+        for slot, (place, args) in enumerate(_places(plan, self._ports.numbers).items()):
             role = layout.engine_role(*place)
             self.ranks[place] = cluster.add(role, EngineActor, plan.engine_env, *args, slot=slot)
 
@@ -137,7 +138,8 @@ class Engines:
     def moving(self, plan: Plan) -> dict[str, Any]:
         """Begins the move to the engines of `plan`, in initial state, and returns what to wait for: processes take new
         places, those that are not needed any more leave, and missing ones are started."""
-        places, old = _places(plan), [layout.engine_role(*place) for place in self.ranks]
+        self._ports = ReservedPorts(plan.engines)
+        places, old = _places(plan, self._ports.numbers), [layout.engine_role(*place) for place in self.ranks]
         self.cluster.dismiss(old[len(places) :])
         new = [layout.engine_role(*place) for place in places]
         self.cluster.assign(dict(zip(old, new, strict=False)))
@@ -149,6 +151,10 @@ class Engines:
                 waiting[role] = self.cluster.add(role, EngineActor, plan.engine_env, *args, slot=slot).start.remote()
         self.ranks = {place: self.cluster.handles[layout.engine_role(*place)] for place in places}
         return waiting
+
+    def met(self) -> None:
+        """Every rank has started: their meetings are held."""
+        self._ports.release()
 
     def generate(self, step: int, requests: Sequence[Sequence[Request]], version: int) -> list[list[Generation]]:
         """What every rank of every engine generated from its engine's requests."""
@@ -184,18 +190,10 @@ class Engines:
         return self._by_engine("read-back", self.plan.profile.timeouts.sync_s, "read_back", {})
 
 
-def _places(plan: Plan) -> dict[Place, tuple[str, int, int, int, int]]:
+def _places(plan: Plan, ports: Sequence[int]) -> dict[Place, tuple[str, int, int, int, int]]:
     """Every rank of every engine, and what its process is told."""
-    ports = [_free_port() for _ in range(plan.engines)]
     return {
-        (engine, rank): (plan.to_json(), engine, rank, plan.engine_ranks, ports[engine])
-        for engine in range(plan.engines)
+        (engine, rank): (plan.to_json(), engine, rank, plan.engine_ranks, port)
+        for engine, port in enumerate(ports)
         for rank in range(plan.engine_ranks)
     }
-
-
-def _free_port() -> int:
-    """A port that was free a moment ago; vLLM takes a number and would say so if it were taken since."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

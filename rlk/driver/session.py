@@ -62,6 +62,7 @@ class Session:
         """Waits for ranks and notes which process has which role."""
         for role, readback in collect(starting, self.plan.profile.timeouts.start_s, stage).items():
             self.cluster.ledger.name(readback.get("pid") or readback["process"]["pid"], role)
+        self.engines.met()
         self.cluster.ledger.record_children()
 
     def reset(self, plan: Plan) -> None:
