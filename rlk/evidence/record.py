@@ -207,7 +207,8 @@ class Record:
         found = [line for line in lines if line.step == step]
         if len(found) != 1:
             raise EvidenceError(f"{name}: {len(found)} lines for step {step}, exactly one is needed")
-        return found[0]
+        (line,) = found
+        return line
 
     def _text(self, name: str) -> str:
         try:

@@ -270,6 +270,18 @@ def test_each_fault_reddens_only_its_checks(fault: Fault, tmp_path: Path) -> Non
 JSON_FILES = ["manifest.json", "plan.json", "metrics.jsonl", "trajectory.jsonl", "fingerprints/v0001.json"]
 
 
+def test_verdict_says_how_much_was_read_and_compared(tmp_path: Path) -> None:
+    run_dir, verdict = build(tmp_path, steps=3)
+    assert verdict.passed
+    assert (verdict.command, verdict.mode, verdict.steps) == ("verify", "consistency", 3)
+    assert (verdict.tokens_compared, verdict.mismatching_tokens) == (3 * 18, 0)
+    assert verdict.digest == json.loads((run_dir / "trajectory.jsonl").read_text().splitlines()[-1])["digest"]
+    (run_dir / "steps/000001/batch.safetensors").unlink()
+    (run_dir / "trajectory.jsonl").write_text("")
+    verdict = validate_record(run_dir)
+    assert (verdict.steps, verdict.tokens_compared, verdict.mismatching_tokens, verdict.digest) == (2, 36, 0, None)
+
+
 @pytest.mark.parametrize("name", JSON_FILES)
 def test_another_schema_version_is_not_read(name: str, tmp_path: Path) -> None:
     run_dir, _ = build(tmp_path)
@@ -289,6 +301,29 @@ def test_lines_without_the_last_newline_may_be_cut(name: str, tmp_path: Path) ->
     assert f"{name}: does not end with a newline, so the last line may be cut" in message
     path.write_bytes(b"")
     assert "schemas" not in red(validate_record(run_dir))
+
+
+def _is_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda path: path.write_bytes(b"{}\xff"), r"not UTF-8 at byte 2$"),
+        (_is_a_folder, r"cannot be read: Is a directory$"),
+        (Path.unlink, "missing$"),
+    ],
+)
+@pytest.mark.parametrize("name", ["metrics.jsonl", "manifest.json"])
+def test_file_that_holds_no_text_is_said_without_a_path(
+    name: str, change: Callable[[Path], None], says: str, tmp_path: Path
+) -> None:
+    run_dir, _ = build(tmp_path)
+    change(run_dir / name)
+    message = validate_record(run_dir).check("status" if name == "manifest.json" else "metrics_finite").message
+    assert re.match(rf"{re.escape(name)}: {says[:-1]}", message), message
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from rlk.evidence.place import Place, Word
 from rlk.evidence.samples import Samples
 from rlk.evidence.verdict import CheckResult, Failure
 from tests.unit.evidence_builder import Change, Draft, complete, make_draft
-from tests.unit.evidence_faults import on_sample, then
+from tests.unit.evidence_faults import keep_rows, on_sample, then
 from tests.unit.evidence_memory import Case, assert_said, cases, held, judged, step_of
 
 HEAD, NORM = "lm_head.weight", "model.norm.weight"
@@ -150,6 +150,16 @@ def test_row_beyond_either_end_of_a_response_has_no_token(position: int, index: 
     failure = tally.result().failure
     assert failure is not None
     assert (failure.sample, failure.token_index) == (4, index)
+
+
+def test_tokens_are_matched_with_those_of_the_first_replica() -> None:
+    """What another replica lacks is a matter of tp_replicas, and hides no token from the other checks."""
+    draft = complete(make_draft())
+    for columns in draft.steps[0].trains[2:]:
+        keep_rows(columns, np.arange(2, len(columns["token"])))
+    step = step_of(draft, 0)
+    left, right = step.matched
+    assert left.tolist() == right.tolist() == list(range(len(step.samples.tokens)))
 
 
 def _batch(rewards: list[float], advantages: list[float]) -> BatchArrays:

@@ -30,8 +30,9 @@ def test_what_grows_is_named_with_its_process(name: str) -> None:
     assert line == f"engine-00-00: {name} grew from 128 to 188"
 
 
-def test_one_descriptor_more_is_growth() -> None:
-    assert list(growth({"driver": _held(files=(*FLAT[:-1], 101))})) == ["driver: files grew from 100 to 100"]
+@pytest.mark.parametrize("name", ["files", "shm", "threads"])
+def test_one_more_is_growth_of_anything_but_memory(name: str) -> None:
+    assert list(growth({"driver": _held(**{name: (*FLAT[:-1], 101)})})) == [f"driver: {name} grew from 100 to 100"]
 
 
 def test_too_few_samples_tell_nothing() -> None:
