@@ -34,6 +34,8 @@ _LEAST_SHARE = 0.01
 _WORD = 2**32 - 1
 SAMPLES = 4
 """Samples looked at in a step; more where a mix has more settings."""
+SHORT = 1024
+"""Tokens of a response that are looked at, but of one response a step, which may be of any length."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def looked_at(step: int, responses: Sequence[Sequence[float]], settings: int) ->
     responses: the rollout's log-probabilities of each row. `settings` is how many samplings the batch cycles through:
     every one of them is looked at. Rows change with the step and lie in different prompts where they can. Of a row the
     least probable token is taken, which says most about temperature and truncation, and one whose place changes with
-    step and row.
+    step and row. Of one row that may be any token; of the others one of the first `SHORT`, since a look costs a float64
+    pass over all tokens before it.
     """
     rounds = max(1, len(responses) // settings)
     wanted = max(SAMPLES, settings)
@@ -101,7 +104,7 @@ def looked_at(step: int, responses: Sequence[Sequence[float]], settings: int) ->
     for j in range(wanted):
         again, setting = divmod(j, settings)
         row = (setting + settings * ((step + setting + again * stride) % rounds)) % len(responses)
-        values = responses[row]
+        values = responses[row] if j == 0 else responses[row][:SHORT]
         if len(values):
             lowest = min(range(len(values)), key=lambda i: (not math.isnan(values[i]), values[i], i))
             found |= {(row, lowest), (row, (step + row) % len(values))}

@@ -15,6 +15,7 @@ import pytest
 
 from rlk.evidence.oracle import (
     LOGIT_ERROR,
+    SHORT,
     expect,
     logit_error,
     looked_at,
@@ -98,6 +99,15 @@ def test_rule_moves_with_the_step() -> None:
     responses = [[-1.0, -0.5, -0.3]] * 16
     assert looked_at(0, responses, 1) != looked_at(1, responses, 1)
     assert len({row // 4 for row, _ in looked_at(0, responses, 1)}) == 4, "one sample of each prompt"
+
+
+def test_one_long_response_a_step_is_looked_at_beyond_its_beginning() -> None:
+    responses = [[-1.0] * SHORT + [-2.0] * 8 for _ in range(8)]
+    for step in range(3):
+        rows = dict(looked_at(step, responses, 1))
+        beyond = [(row, index) for row, index in looked_at(step, responses, 1) if index >= SHORT]
+        assert beyond == [(step, SHORT)]
+        assert len(rows) == 4
 
 
 def test_nan_is_looked_at_first() -> None:

@@ -10,13 +10,15 @@ import os
 import pytest
 
 from rlk.driver.gpus import visible_gpus
+from tests.consistency.conftest import Sessions
 from tests.gpus import WAIT_S, folder, lease
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_every_rank_has_the_bytes_of_one_process(size: int) -> None:
+def test_every_rank_has_the_bytes_of_one_process(size: int, sessions: Sessions) -> None:
+    sessions.stop()  # it would keep the GPUs of the cells before until the last test
     from tools.gpu.collectives import everything  # here: it needs CUDA's bindings
     from tools.gpu.ranks import on_processes
 
