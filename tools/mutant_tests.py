@@ -34,6 +34,8 @@ NEAR = {
     "validate": ("structure", "seal"), "verdict": ("seal",),
 }  # fmt: skip
 """Where the tests of a module stand, if not in a file of its name."""
+CLASSES = "tests/unit/test_evidence_frozen_edges.py"
+"""Looks at classes without running a line of them."""
 FEW = 25
 _OPTIONS = ("-x", "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:hypothesispytest")
 _OPTIONS += ("-o", "tmp_path_retention_policy=none")
@@ -58,6 +60,8 @@ class Tests:
         for number in statement(module, line):
             found |= executed.get(number, frozenset())
         shared = {test.partition("::")[0] for test in found if test and _shares(test.partition("::")[0])}
+        if self.imported(module, line):
+            shared.add(CLASSES)
         found |= {test for test in self.seconds if test.partition("::")[0] in shared}
         stem = Path(module).stem
         near = [f"_{name}.py" for name in (stem, "edges", *NEAR.get(stem, ()))]

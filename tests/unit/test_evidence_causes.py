@@ -21,8 +21,10 @@ TRAINER_KEPT = "the trainer's are larger everywhere: only that side normalised o
 def _cause(
     rollout: Sequence[float], trainer: Sequence[float], heat: Sequence[float] | float, truncated: object = False
 ) -> str | None:
+    """Nothing may be divided by zero on the way: a verdict comes without warnings."""
     left, right = np.array(rollout, np.float32), np.array(trainer, np.float32)
-    return likely_cause(left, right, np.broadcast_to(heat, left.shape), np.broadcast_to(truncated, left.shape))
+    with np.errstate(divide="raise", invalid="raise"):
+        return likely_cause(left, right, np.broadcast_to(heat, left.shape), np.broadcast_to(truncated, left.shape))
 
 
 def _scaled(heat: Sequence[float] | float, trainer: Sequence[float] = TRAINER) -> list[float]:

@@ -106,6 +106,18 @@ def test_another_seed_moves_the_random_state() -> None:
     assert moved == {"random", "digest"}
 
 
+def test_digest_is_the_hash_of_the_parts_chained_to_the_digest_before() -> None:
+    """Whoever reads docs/evidence.md can make it again; the first step is chained to 64 zeros."""
+    step, made = _base()
+    line = _line(step, made)
+    parts = [getattr(line, name) for name in TrajectoryLine.model_fields if name not in ("step", "digest")]
+    assert len(parts) == 9
+    for previous in ("0" * 64, "1" * 64):
+        text = "\n".join((previous, *parts))
+        assert _line(step, made, previous).digest == hashlib.sha256(text.encode()).hexdigest()
+    assert line == _line(step, made, "0" * 64)
+
+
 def _hash(value: object) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
 

@@ -55,7 +55,7 @@ def _search(*sides: Side, op: Op = OP) -> tuple[Search, int]:
 def test_row_counts_where_the_first_side_and_another_have_it(left: Rows, others: list[Rows], rows: int) -> None:
     sides = [_side("a", left), *(_side(f"b{number}", other) for number, other in enumerate(others))]
     search, counted = _search(*sides)
-    assert (counted, search.rows, search.place) == (rows, rows, None)
+    assert (counted, search.rows, search.place, search.wrong, search.later) == (rows, rows, None, 0, 0)
     assert str(search) == f"no op differs in {rows} rows"
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlk.evidence.matrix_detail import left
-from tests.unit.evidence_builder import Draft, build
+from rlk.evidence.matrix_detail import CellDetail, left, planned
+from tests.unit.evidence_builder import Draft, build, make_plan
 
 HEAD, NORM, Q = "lm_head.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
 
@@ -30,6 +30,11 @@ def test_changed_tensors_are_those_whose_end_is_not_their_start(tmp_path: Path) 
     assert found["unread"] == ()
     assert found["tensors_changed"] == 2
     assert found["tensors"] == 14
+
+
+def test_run_that_made_no_directory_has_no_tensors() -> None:
+    detail = CellDetail(sentence="A sentence.", device="cpu", **planned(make_plan()), **left(""))
+    assert (detail.tensors, detail.tensors_changed, detail.run) == (0, 0, "")
 
 
 def test_tensor_that_is_gone_at_the_end_has_changed(tmp_path: Path) -> None:

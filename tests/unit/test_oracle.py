@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import product
 from random import Random
 
+import numpy as np
 import pytest
 
 from rlk.evidence.oracle import (
@@ -258,9 +259,14 @@ def test_whole_support_keeps_a_token_whose_mass_is_below_a_rounding() -> None:
 
 def test_logits_beyond_the_range_of_exp_are_no_matter() -> None:
     for sampling in (Sampling(1.0), Sampling(1.0, 0.9), Sampling(0.005, 0.9, 2)):
-        said = [expect([1000.0, 0.0, -1000.0], token, sampling) for token in range(2)]
+        with np.errstate(over="raise", invalid="raise"):
+            said = [expect([1000.0, 0.0, -1000.0], token, sampling) for token in range(2)]
         assert said[0].logprob == 0.0
         assert said[1].logprob == -1000 / sampling.temperature
+    said = [expect([1000.0, 1000 - math.log(2), -1000.0], token, Sampling(1.0, 0.9)) for token in range(2)]
+    assert all(
+        math.isclose(one.logprob, math.log(p), abs_tol=1e-9) for one, p in zip(said, (2 / 3, 1 / 3), strict=True)
+    )
 
 
 def test_rank_is_uncertain_up_to_twice_the_error() -> None:
