@@ -15,7 +15,7 @@ from rlk.evidence.bits import show
 from rlk.evidence.locate import Search
 from rlk.evidence.place import Place, Side, Word
 from rlk.evidence.probe import Probe
-from rlk.evidence.program import Op, backward, forward
+from rlk.evidence.program import Op, backward, forward, parameters, replicated
 
 OP, CUT = Op("norm", sharded=False), Op("layers.0.qkv", sharded=True)
 Rows = dict[int, list[int]]  # words by position, a word a shard
@@ -167,3 +167,13 @@ def test_program_is_the_documented_one() -> None:
         for op in ops:
             own = op.name.split(".")[-1]
             assert (op.sharded, op.head) == (own not in WHOLE, own in HEAD), op.name
+
+
+def test_stored_parameters_stand_in_the_order_of_the_model_and_a_tied_head_is_none_of_them() -> None:
+    layer = ("input_norm", "qkv", "q_norm", "k_norm", "o", "post_norm", "gate_up", "down")
+    names = ["embed", *_layers((0, 1), layer), "norm"]
+    assert list(parameters(2, tied=True)) == names
+    assert list(parameters(2, tied=False)) == [*names, "head"]
+    assert [name for name in parameters(1, tied=False) if not replicated(name)] == [
+        "embed", "layers.0.qkv", "layers.0.o", "layers.0.gate_up", "layers.0.down", "head"
+    ]  # fmt: skip

@@ -111,6 +111,12 @@ def test_one_long_response_a_step_is_looked_at_beyond_its_beginning() -> None:
         assert len(rows) == 4
 
 
+def test_beginning_of_a_long_response_is_1024_tokens() -> None:
+    responses = [[-1.0] * 1023 + [-2.0, -3.0] for _ in range(8)]
+    far = {row: index for row, index in looked_at(0, responses, 1) if index > 8}
+    assert far == {0: 1024, 2: 1023, 4: 1023, 6: 1023}
+
+
 def test_nan_is_looked_at_first() -> None:
     assert (0, 2) in looked_at(0, [[-1.0, -9.0, math.nan]], 1)
     assert looked_at(0, [[], [-1.0]], 1) == [(1, 0)]
