@@ -53,18 +53,21 @@ class Tests:
 
     def of(self, module: str, line: int) -> tuple[list[str], list[str]]:
         """Tests that execute the statement of a line, for what runs at import those that execute anything of the
-        module: first the module's own, the edges and a few fast ones, then the others, the fastest first."""
+        module or stand in a file near it, since fields and constants are no lines of a test: first the module's own,
+        the edges and a few fast ones, then the others, the fastest first."""
         executed, found = self.lines.get(module, {}), set[str]()
         if self.imported(module, line):
             found.update(*executed.values())
         for number in statement(module, line):
             found |= executed.get(number, frozenset())
-        shared = {test.partition("::")[0] for test in found if test and _shares(test.partition("::")[0])}
+        shared = {_file(test) for test in found if test and _shares(_file(test))}
+        stem = Path(module).stem
+        own = [f"_{name}.py" for name in (stem, *NEAR.get(stem, ()))]
         if self.imported(module, line):
             shared.add(CLASSES)
-        found |= {test for test in self.seconds if test.partition("::")[0] in shared}
-        stem = Path(module).stem
-        near = [f"_{name}.py" for name in (stem, "edges", *NEAR.get(stem, ()))]
+            shared |= {file for file in map(_file, self.seconds) if any(name in file for name in own)}
+        found |= {test for test in self.seconds if _file(test) in shared}
+        near = [*own, "_edges.py"]
         order = sorted(found - {""}, key=lambda test: (not any(n in test for n in near), self.seconds[test], test))
         first = sum(any(n in test for n in near) for test in order) + FEW
         return order[:first], order[first:]
@@ -236,6 +239,10 @@ def _measure(files: Sequence[str], scratch: Path, out: Path) -> int:
     lines = {str(Path(f).relative_to(root)): data.contexts_by_lineno(f) for f in data.measured_files()}
     out.write_text(json.dumps({"lines": lines, "seconds": watch.seconds}), encoding="utf-8")
     return code
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from rlk.evidence.documents import canonical, load_object
 from rlk.evidence.errors import EvidenceError
 from rlk.evidence.record import Record
-from rlk.evidence.schemas import Manifest, Metrics, TrajectoryLine
+from rlk.evidence.schemas import Generated, Kernel, Manifest, Metrics, TrajectoryLine
 from rlk.evidence.verdict import Validation
 from tests.unit.evidence_builder import build, make_draft
 
@@ -109,6 +110,29 @@ def test_nan_in_a_free_value_is_refused_and_not_written_as_broken_json() -> None
     manifest = Manifest(**{**make_draft().manifest, "effective": {"lr": math.nan}})
     with pytest.raises(ValueError, match="not JSON compliant"):
         manifest.to_json()
+
+
+@pytest.mark.parametrize("field", ["name", "form", "proof"])
+def test_kernel_says_all_that_it_is_asked_for(field: str) -> None:
+    for text, allowed in (("", False), ("x", True)):
+        body = {"name": "gemm", "form": "loop", "proof": "fixed order", field: text}
+        with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match=rf"(?s){field}.*at least 1"):
+            Kernel(**body)
+
+
+def test_pid_of_a_process_is_at_least_one() -> None:
+    said = make_draft().manifest
+    for one in (said["processes"][0], said["readback"].train[0], said["readback"].engines[0][0]):
+        body = one.model_dump(mode="json")
+        for pid, allowed in ((-1, False), (0, False), (1, True)):
+            text = json.dumps({**body, "pid": pid})
+            with contextlib.nullcontext() if allowed else pytest.raises(ValueError, match=r"(?s)pid.*greater than 0"):
+                type(one).model_validate_json(text)
+
+
+def test_engine_that_captures_nothing_replays_nothing() -> None:
+    counts = dict.fromkeys(("samples", "tokens", "chunks", "cached_tokens", "preemptions"), 1)
+    assert Generated(**counts).graph_replays == 0
 
 
 def test_documents_cannot_be_changed_after_construction() -> None:

@@ -141,6 +141,13 @@ def test_each_engine_field_is_held_to_the_plan(name: str, tmp_path: Path) -> Non
     assert f"engine-01-01: {name} is" in validation.check("engine_settings").message
 
 
+def test_request_that_says_nothing_would_be_drawn_from_the_whole_distribution() -> None:
+    assert NEUTRAL_SAMPLING == {
+        "temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+    }  # fmt: skip
+
+
 def test_no_readback_field_escapes_the_checks() -> None:
     # pid is compared by `processes`, kernels by `kernels`, partitioned by `query_partition`; which GPU it was and bytes
     # are facts that no plan asks for; everything else must come from the plan.
