@@ -16,7 +16,7 @@ from rlk.driver.processes import time_limit
 from rlk.driver.provenance import revision
 from rlk.driver.run import Outcome
 from rlk.evidence.matrix import CellRecord, NativeArm, record
-from rlk.evidence.matrix_detail import CellDetail, left, planned
+from rlk.evidence.matrix_detail import CellDetail, left, memory, planned
 from rlk.evidence.record import Record
 from rlk.evidence.validate import validate
 from rlk.plan.derive import Plan, derive
@@ -129,15 +129,7 @@ def _step_seconds(outcome: Outcome) -> tuple[float, ...]:
 
 
 def _memory(outcome: Outcome) -> dict[str, int]:
-    """Bytes that rank 0 of the trainer and of the first engine hold, by what they are of."""
-    if not outcome.steps:
-        return {}
-    readback = Record(Path(outcome.run_dir)).manifest.readback
-    if not (readback.train and readback.engines):
-        return {}  # a run that failed was not asked
-    train, engine = readback.train[0], readback.engines[0][0]
-    held = {f"{one.name} ({one.during_rollout})": one.bytes for one in train.holdings}
-    return {**held, "given back by the last offload": train.freed_bytes, "kv cache": engine.kv_cache_bytes}
+    return memory(Record(Path(outcome.run_dir)).manifest) if outcome.steps else {}
 
 
 def _detail(cell: MatrixCell, outcome: Outcome) -> CellDetail:

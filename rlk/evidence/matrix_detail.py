@@ -11,8 +11,14 @@ from pydantic import JsonValue
 from rlk.evidence.documents import Count, Number, Part
 from rlk.evidence.plans import derived_record
 from rlk.evidence.record import Record
-from rlk.evidence.schemas import Derived, Generated, Holding, Kernel, Metrics, Seconds
+from rlk.evidence.schemas import Derived, Generated, Holding, Kernel, Manifest, Metrics, Seconds
 from rlk.plan.derive import Plan
+
+GIVEN = ("cell", "command line")
+"""Sources of an option's value that are a run's own; others are the profile's, the environment's and the defaults."""
+
+PLACES = ("run_id", "output_root", "profile")
+"""Options that say where a run's files are, and the profile, which has a field of its own."""
 
 
 class CellStep(Part):
@@ -39,7 +45,7 @@ class CellDetail(Part):
     sentence: str
     profile: str
     options: dict[str, JsonValue]
-    """Option values that the cell gives, by field name, as they were changed for this run."""
+    """Option values that the cell or the command line gives, by field name, as they were changed for this run."""
     derived: Derived
     transport: str
     device: str
@@ -63,10 +69,20 @@ def planned(plan: Plan) -> dict[str, Any]:
     asked = plan.requested().items()
     return {
         "profile": plan.profile.name,
-        "options": {name: said["value"] for name, said in asked if said["source"] == "cell"},
+        "options": {name: said["value"] for name, said in asked if said["source"] in GIVEN and name not in PLACES},
         "derived": derived_record(plan),
         "transport": plan.transport,
     }
+
+
+def memory(manifest: Manifest) -> dict[str, int]:
+    """Bytes that rank 0 of the trainer and of the first engine hold, by what they are of."""
+    readback = manifest.readback
+    if not (readback.train and readback.engines):
+        return {}  # a run that failed was not asked
+    train, engine = readback.train[0], readback.engines[0][0]
+    held = {f"{one.name} ({one.during_rollout})": one.bytes for one in train.holdings}
+    return {**held, "given back by the last offload": train.freed_bytes, "kv cache": engine.kv_cache_bytes}
 
 
 def left(run_dir: str) -> dict[str, Any]:
