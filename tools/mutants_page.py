@@ -19,17 +19,18 @@ Tests that do not notice a change of the validator would not notice a mistake in
 `rlk/evidence` in one place at a time, with the operators of cosmic-ray, and runs the unit tests of the evidence that
 execute the changed statement (found by one run under coverage), the nearest and fastest first, until one fails. A
 change inside of functions is put into a process that has collected the tests already, in a child of its own; a change
-of what runs at import is imported there. So a mutant costs what its tests cost. A run that was stopped goes on where
-it was, and one after a change of the tests makes only those mutants again that survived, or whose module is another.
+of what runs at import is imported there, and meets the tests near its module as well: fields and constants are no lines
+of a test. So a mutant costs what its tests cost. A run that was stopped goes on where it was, and one after a change of
+the tests makes only those mutants again that survived, or whose module is another.
 `make mutants ONLY=checks/oracle` takes one module, `ONLY=--all` every replacement.
 
 - **Not made**: annotations, which `from __future__ import annotations` leaves unevaluated; of the eleven replacements
   of a binary operator ten, since a test that sees one sees the others; `is` in the place of `==`, which asks what
   objects Python shares.
 - **Noticed**: a test failed, the changed module could not be imported, or a test ran for longer than a minute of CPU.
-- **Survived**: every test that executes the statement passed. Those that matter got a test
-  (`tests/unit/test_evidence_*_edges.py` and their neighbours); why the others may stay stands below
-  (`tools/mutant_reasons.py`).
+- **Survived**: every test that executes the statement passed, or the nearest of them where a number of tests stands
+  beside it. Those that matter got a test (`tests/unit/test_evidence_*_edges.py` and their neighbours) or showed code
+  that nothing could reach, which is gone; why the others may stay stands below (`tools/mutant_reasons.py`).
 """
 
 
