@@ -5,6 +5,7 @@ Each field of a readback is changed once, in the last process, so that a check t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,20 @@ def test_each_engine_field_is_held_to_the_plan(name: str, tmp_path: Path) -> Non
     _, validation = build(tmp_path, before=_on_engine(**{name: _other(value)}))
     assert red(validation) == {"engine_settings"}
     assert f"engine-01-01: {name} is" in validation.check("engine_settings").message
+
+
+def test_place_and_transport_of_a_rank_are_those_of_the_topology() -> None:
+    plan = make_plan()
+    said = [requested_train(plan, rank) for rank in range(4)]
+    assert [(one["rank"], one["tp_rank"], one["cp_rank"]) for one in said] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+    ]
+    assert {one["transport"] for one in said} == {requested_engine(plan, 0, 0)["transport"]} == {plan.transport}
+    alone = replace(plan, ranks=1, engine_ranks=1)
+    assert requested_train(alone, 0)["transport"] == requested_engine(alone, 0, 0)["transport"] == "none"
 
 
 def test_request_that_says_nothing_would_be_drawn_from_the_whole_distribution() -> None:

@@ -28,3 +28,9 @@ def test_unexplained_survivor_is_said_to_be_one() -> None:
     page = mutants_page.page(modules, [known, odd])
     assert "4 were run:\n**2 noticed, 2 survived**, of which 1 are explained." in page
     assert "**1: not explained yet.**\n\n- `bits.py:8` (3 of 40 tests) `a < b` → `a <= b`" in page
+
+
+def test_no_survivor_of_the_last_run_is_left_unexplained() -> None:
+    _, survivors = mutants_page.read(ROOT)
+    assert survivors
+    assert [s for s in survivors if s.why is None] == []
