@@ -99,6 +99,7 @@ REASONS: tuple[tuple[str, str, str], ...] = (
     ("processes", r"=> for pid in started\[: 2\]", "one that is recorded twice is red above"),
     ("resources", r"fifth == 0.*=> .*fifth <= 0", "a number of samples is at least 0"),
     ("samples", r"=> .*in parts\[ -1\]", "all files of a kind have the same columns"),
+    ("evidence/settings", r"ranks > 1 .*=> .*ranks != 1 ", "there is one rank at least"),
     (
         "structure",
         r"run.plan == again",
