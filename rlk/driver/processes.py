@@ -34,10 +34,12 @@ class Owned:
 
 
 class Ledger:
-    """The processes of a run, recorded as they appear below this one."""
+    """The processes of a run, recorded as they appear below this one. Those that are there when it is made belong to
+    whoever called."""
 
     def __init__(self) -> None:
         self._owned: dict[int, Owned] = {}
+        self._others = set(psutil.Process().children())
 
     @property
     def owned(self) -> tuple[Owned, ...]:
@@ -55,8 +57,8 @@ class Ledger:
                 self._owned[owned.pid] = replace(owned, role=new)
 
     def record_children(self) -> None:
-        """Adds every process below this one that is not recorded yet, under the name that it has."""
-        for child in psutil.Process().children(recursive=True):
+        """Adds every process that the run started and that is not recorded yet, under the name that it has."""
+        for child in self._started():
             try:
                 found = Owned(child.pid, child.create_time(), child.name())
             except psutil.NoSuchProcess:
@@ -64,6 +66,17 @@ class Ledger:
             known = self._owned.get(found.pid)
             if known is None or known.started != found.started:
                 self._owned[found.pid] = found
+
+    def _started(self) -> Iterator[psutil.Process]:
+        """What came below this process since, but for the helpers of Python's multiprocessing: a run has none, and
+        they serve whatever else the process does."""
+        for child in psutil.Process().children():
+            try:
+                if child in self._others or any("from multiprocessing." in word for word in child.cmdline()):
+                    continue
+                yield from (child, *child.children(recursive=True))
+            except psutil.NoSuchProcess:
+                continue
 
     def end_all(self, timeout_s: float) -> list[Owned]:
         """Asks what still lives to end, waits, then kills what is left; returns those that had to be killed."""
