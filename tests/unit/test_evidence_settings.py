@@ -142,6 +142,30 @@ def test_each_engine_field_is_held_to_the_plan(name: str, tmp_path: Path) -> Non
     assert f"engine-01-01: {name} is" in validation.check("engine_settings").message
 
 
+def test_settings_that_no_plan_moves_are_these() -> None:
+    """What the claims of a run rest on: were they read from the program alone, both sides could change together."""
+    said = requested_engine(make_plan(), 0, 0)
+    assert (said["decode_cp"], said["enable_prefix_caching"], said["enable_chunked_prefill"]) == (1, True, True)
+    assert (said["dtype"], said["generation_config"]) == ("bfloat16", "vllm")
+    assert said["model_class"] == "rlk.rollout.vllm_model.RolloutQwen3"
+    assert said["attention_class"] == "rlk.rollout.vllm_attention.PagedBackend"
+    assert said["sampler_class"] == "rlk.rollout.vllm_sampler.CanonicalSampler"
+    native = requested_engine(make_plan(mode="native"), 0, 0)
+    assert native["sampler_class"] == "vllm.v1.sample.sampler.Sampler"
+    assert said["default_sampling"] == {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+    }
+    trainer = requested_train(make_plan(), 0)
+    assert (trainer["dtype"], trainer["master_dtype"]) == ("bfloat16", "float32")
+    assert trainer["model_class"] == "rlk.model.qwen3.Qwen3"
+
+
 def test_place_and_transport_of_a_rank_are_those_of_the_topology() -> None:
     plan = make_plan()
     said = [requested_train(plan, rank) for rank in range(4)]
@@ -152,6 +176,8 @@ def test_place_and_transport_of_a_rank_are_those_of_the_topology() -> None:
         (3, 1, 1),
     ]
     assert {one["transport"] for one in said} == {requested_engine(plan, 0, 0)["transport"]} == {plan.transport}
+    two = replace(plan, ranks=2, engine_ranks=2)
+    assert requested_train(two, 0)["transport"] == requested_engine(two, 0, 0)["transport"] == plan.transport
     alone = replace(plan, ranks=1, engine_ranks=1)
     assert requested_train(alone, 0)["transport"] == requested_engine(alone, 0, 0)["transport"] == "none"
 
