@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import socket
 import time
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from rlk.driver.ports import ReservedPorts
 from rlk.plan.derive import Plan
 from tests.bench.step_sizes import Decode
 
@@ -89,11 +89,13 @@ class Product:
         from rlk.rollout.engine import EngineRank
 
         self.plan = plan
-        self.rank = EngineRank(plan.to_json(), 0, 0, 1, _free_port())
+        ports = ReservedPorts(1)
+        self.rank = EngineRank(plan.to_json(), 0, 0, 1, *ports.numbers)
         from rlk.rollout.vllm_platform import register
 
         register()  # as the entry point does, where this checkout is installed
         self.rank.start()
+        ports.release()
         self.clock = StepClock(self.rank._live)
 
     def facts(self) -> dict[str, Any]:
@@ -179,9 +181,3 @@ class Stock:
 
 def _captured(plan: Plan) -> tuple[int, ...]:
     return plan.graph_sizes or (1,)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
+from rlk.driver.ports import ReservedPorts
 from rlk.evidence.arrays import RolloutArrays
 from rlk.model.layout import parameters
 from rlk.plan.config import RunConfig
@@ -143,11 +143,10 @@ class Outcome:
 @contextmanager
 def running(plan: Plan, number: int = 0) -> Iterator[EngineRank]:
     """A started one-rank engine in this process, which must have the plan's environment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    engine = EngineRank(plan.to_json(), number, 0, 1, port)
+    ports = ReservedPorts(1)
+    engine = EngineRank(plan.to_json(), number, 0, 1, *ports.numbers)
     engine.start()
+    ports.release()
     try:
         yield engine
     finally:

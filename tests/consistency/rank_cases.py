@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -89,15 +88,3 @@ def on_processes(work: Callable[..., T], *arguments: Any, environment: dict[str,
     ):
         ranks = [pool.submit(work, rank, *arguments) for rank in range(RANKS)]
         return [rank.result(timeout_s) for rank in ranks]
-
-
-def free_ports(number: int) -> list[int]:
-    """Ports that were free a moment ago, each another."""
-    sockets = [socket.socket() for _ in range(number)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()

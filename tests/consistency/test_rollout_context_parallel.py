@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import pytest
 
+from rlk.driver.ports import ReservedPorts
 from rlk.evidence.partition import rows_key
 from tests.consistency.engines import make_plan, write_checkpoint
-from tests.consistency.rank_cases import TOPOLOGIES, RankCases, free_ports, on_processes, run_rank
+from tests.consistency.rank_cases import TOPOLOGIES, RankCases, on_processes, run_rank
 
 pytestmark = pytest.mark.cpu
 
@@ -22,9 +23,12 @@ SHARED = [name for name, (_, cp) in TOPOLOGIES.items() if cp > 1]
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[RankCases]:
     model = write_checkpoint(tmp_path_factory.mktemp("models") / "first", 0)
-    environment, ports = make_plan(model, budget=64).engine_env, free_ports(len(TOPOLOGIES))
-    arguments = (model, dict(zip(TOPOLOGIES, ports, strict=True)))
-    return on_processes(run_rank, *arguments, environment=environment, timeout_s=300)
+    environment, ports = make_plan(model, budget=64).engine_env, ReservedPorts(len(TOPOLOGIES))
+    arguments = (model, dict(zip(TOPOLOGIES, ports.numbers, strict=True)))
+    try:
+        return on_processes(run_rank, *arguments, environment=environment, timeout_s=300)
+    finally:
+        ports.release()
 
 
 def there(ranks: list[RankCases], name: str) -> list[RankCases]:
