@@ -43,6 +43,11 @@ def run(pool: Pool, cell: MatrixCell, *, native: bool, detailed: bool, before: C
     return one
 
 
+def step_seconds(run: Record) -> tuple[float, ...]:
+    """Of each step of a run."""
+    return tuple(round(one.seconds.total, 2) for one in run.metrics)
+
+
 def same_cell(one: CellRecord, cell: MatrixCell) -> bool:
     """Whether a record with this cell's id is of the same profile and options; one without a detail only has its id."""
     now = planned(cell.plan)
@@ -125,7 +130,7 @@ def _line(error: Exception) -> str:
 
 
 def _step_seconds(outcome: Outcome) -> tuple[float, ...]:
-    return tuple(round(one.seconds.total, 2) for one in Record(Path(outcome.run_dir)).metrics) if outcome.steps else ()
+    return step_seconds(Record(Path(outcome.run_dir))) if outcome.steps else ()
 
 
 def _memory(outcome: Outcome) -> dict[str, int]:

@@ -38,8 +38,12 @@ def repository() -> Repository:
 
 
 def revision() -> str | None:
-    """The commit that runs, in one word; with + and a hash where files were changed."""
-    found = repository()
+    """The commit that runs, in one word."""
+    return in_one_word(repository())
+
+
+def in_one_word(found: Repository) -> str | None:
+    """A commit; with + and a hash where files were changed."""
     return f"{found.revision}+{found.patch_sha256[:12]}" if found.patch_sha256 else found.revision
 
 
