@@ -52,7 +52,7 @@ class ManifestMaker:
         self, status: Status, error: str | None = None, processes: Sequence[Owned] = (), *, outlive: bool = False
     ) -> Manifest:
         """The manifest now. `outlive`: the actors go on to the session's next run."""
-        plan, said = self.plan, self.said
+        plan = self.plan
         return Manifest(
             run_id=plan.run_id,
             command=plan.config.command,
@@ -66,21 +66,28 @@ class ManifestMaker:
             topology=topology_record(plan),
             derived=derived_record(plan),
             profile=plan.profile.name,
-            kernels=tuple(Kernel(name=n, form=f, proof=p) for n, f, p in said.proofs),
             versions=versions(),
             repository=repository(),
             runtime={**runtime(plan, self.run_dir), **self.submitted},
             memory=Memory(offload=plan.offload, reason=_memory_reason(plan)),
             kl_convention=KL_CONVENTION,
             greedy_convention=GREEDY_CONVENTION,
-            readback=Readback(
-                train=tuple(TrainReadback(**r) for r in said.train),
-                engines=tuple(tuple(map(engine_record, ranks)) for ranks in said.engines),
-            ),
             processes=tuple(Process(pid=p.pid, started=p.started, role=p.role) for p in processes),
             actors_outlive_run=outlive,
             notes=plan.notes,
+            **self.told(),
         )
+
+    def told(self) -> dict[str, Any]:
+        """The fields that processes said; raises what their schemas raise for a value that they refuse."""
+        said = self.said
+        return {
+            "kernels": tuple(Kernel(name=n, form=f, proof=p) for n, f, p in said.proofs),
+            "readback": Readback(
+                train=tuple(TrainReadback(**r) for r in said.train),
+                engines=tuple(tuple(map(engine_record, ranks)) for ranks in said.engines),
+            ),
+        }
 
 
 def _memory_reason(plan: Plan) -> str:

@@ -85,7 +85,7 @@ def _record(plan: Plan, session: Session, watch: Watch, *, own: bool, job: Job |
             if own:
                 session.start(watch)
             finished = replace(maker, said=session.run(writer, watch))
-            finished.make("complete")  # what a process said and the manifest refuses fails the run, which is sealed too
+            finished.told()  # what a process said and the manifest refuses fails the run, which is sealed too
             maker = finished
         except KeyboardInterrupt as stopped:
             error, interrupt = "interrupted", stopped
