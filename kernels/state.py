@@ -86,10 +86,10 @@ def fingerprints(tensors: Sequence[Sequence[Part]]) -> list[tuple[int, int]]:
 
     A device is read once for all: of processes that share a GPU each waits its turn for every read.
     """
-    device = next((part.x for parts in tensors for part in parts), None)
-    if device is None:
+    first = next((part.x for parts in tensors for part in parts), None)
+    if first is None:
         return [(0, 0) for _ in tensors]
-    return cast(list[tuple[int, int]], form("state", device).fingerprints(tensors))
+    return cast(list[tuple[int, int]], form("state", first).fingerprints(tensors))
 
 
 def row_fingerprints(x: torch.Tensor, shards: int = 1, shard0: int = 0) -> torch.Tensor:

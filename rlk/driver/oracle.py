@@ -119,6 +119,6 @@ def _own(words: Bits) -> Bits:
 def _fingerprints(shape: ModelShape, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Of the assembled tensors, so that a piece which was put in the wrong place shows."""
     widths = {t.hf_name: t.width for p in parameters(shape) for t in p.tensors}
-    with ThreadPoolExecutor() as pool:  # the kernel runs without Python's lock
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:  # the kernel runs without Python's lock
         found = pool.map(lambda item: fingerprint(item[1].view(-1, widths[item[0]])), tensors.items())
         return dict(zip(tensors, map(as_hex, found), strict=True))
