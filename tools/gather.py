@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -19,21 +20,22 @@ from rlk.evidence.matrix_detail import CellDetail, left, memory, planned
 from rlk.evidence.record import Record
 from rlk.evidence.schemas import Manifest
 from rlk.evidence.validate import validate
-from rlk.plan.cells import load_cells
-from rlk.plan.matrix import MatrixCell
+from rlk.plan.matrix import MatrixCell, listed
 from rlk.plan.naming import cell_id
 from tools.matrix_run import ERRORS, step_seconds
 
 ROOT = Path(__file__).parents[1]
 
 
-def gathered(run_dir: Path, sentence: str, sentences: dict[str, str]) -> CellRecord:
-    """The record of one finished run."""
+def gathered(run_dir: Path, sentence: str, cells: Sequence[MatrixCell]) -> CellRecord:
+    """The record of one finished run, under the name of the cell that was asked for, where it is one of `cells`."""
     run, verdict = Record(run_dir), validate(run_dir)
     manifest, seconds = run.manifest, step_seconds(run)
-    cell = MatrixCell(run.plan, "run", ())
+    asked, own = planned(run.plan), MatrixCell(run.plan, "run", (), sentence=sentence)
+    alike = next((cell for cell in cells if cell.plan.cell == own.id and not cell.variant), own)
+    cell = next((cell for cell in cells if planned(cell.plan) == asked), alike)
     return record(
-        cell,
+        MatrixCell(run.plan, "run", (), cell.variant),
         verdict.digest,
         verdict.passed,
         tokens=verdict.tokens_compared,
@@ -44,9 +46,9 @@ def gathered(run_dir: Path, sentence: str, sentences: dict[str, str]) -> CellRec
         errors=verdict.errors[:ERRORS],
         step_seconds=seconds,
         detail=CellDetail(
-            sentence=sentences.get(cell.id, sentence),
+            sentence=cell.sentence,
             device=device(manifest),
-            **planned(run.plan),
+            **asked,
             **left(str(run_dir)),
         ),
     )
@@ -67,10 +69,10 @@ def device(manifest: Manifest) -> str:
 def main(command: str, sentence: str, output: Path, runs: tuple[Path, ...]) -> None:
     """See the module."""
     lists = [file for file in sorted((ROOT / "matrices").glob("*.yaml")) if "rlk.cells/1" in file.read_text("utf-8")]
-    sentences = {cell.id: cell.sentence for file in lists for cell in load_cells(file)}
+    cells = [cell for file in lists for cell in listed(file, ROOT)]
     own, natives = list[CellRecord](), dict[str, NativeArm]()
     for run_dir in runs:
-        plan, one = Record(run_dir).plan, gathered(run_dir, sentence, sentences)
+        plan, one = Record(run_dir).plan, gathered(run_dir, sentence, cells)
         if plan.config.mode == "native":
             ordinary = plan.config.model_copy(update={"mode": "consistency"})
             natives[cell_id(ordinary, plan.train, plan.rollout)] = NativeArm(
@@ -80,8 +82,8 @@ def main(command: str, sentence: str, output: Path, runs: tuple[Path, ...]) -> N
             own.append(one)
     versions = Record(runs[0]).manifest.versions
     devices = "; ".join(dict.fromkeys(one.detail.device for one in own if one.detail))
-    cells = tuple(one.model_copy(update={"native": natives.get(one.id)}) for one in own)
-    evidence = MatrixEvidence(command=command, device=devices, versions=versions, cells=cells)
+    found = tuple(one.model_copy(update={"native": natives.get(one.id)}) for one in own)
+    evidence = MatrixEvidence(command=command, device=devices, versions=versions, cells=found)
     output.write_text(evidence.to_json(indent=1) + "\n", encoding="utf-8")
     bad = [one.id for one in own if not one.passed]
     click.echo(f"{len(own)} runs, {sum(one.tokens for one in own)} tokens compared, failed: {', '.join(bad) or 'none'}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from rlk.evidence.documents import Count, Number, Part
 from rlk.evidence.plans import derived_record
@@ -46,6 +46,8 @@ class CellDetail(Part):
     profile: str
     options: dict[str, JsonValue]
     """Option values that the cell or the command line gives, by field name, as they were changed for this run."""
+    engine: dict[str, int] = Field(default_factory=dict)
+    """Limits of one engine, by field of the profile's `engine`; files of before say none."""
     derived: Derived
     transport: str
     device: str
@@ -70,6 +72,7 @@ def planned(plan: Plan) -> dict[str, Any]:
     return {
         "profile": plan.profile.name,
         "options": {name: said["value"] for name, said in asked if said["source"] in GIVEN and name not in PLACES},
+        "engine": plan.profile.engine.model_dump(),
         "derived": derived_record(plan),
         "transport": plan.transport,
     }

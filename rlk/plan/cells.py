@@ -34,6 +34,8 @@ class Cell(BaseModel):
     seconds: float | None = Field(None, gt=0)
     """What it was measured to take on two cores, to spread cells over jobs."""
     profile: str = DEFAULT_PROFILE
+    engine: dict[str, int] = Field(default_factory=dict)
+    """Limits of the engines that are not those of the profile, by field of its `engine`."""
     marks: tuple[Literal["cpu", "gpu", "h100"], ...] = ("cpu",)
 
     def plan(self, cwd: Path) -> Plan:
@@ -58,6 +60,7 @@ class Cell(BaseModel):
 
     def _derived(self, profile: Profile, shape: ModelShape) -> Plan:
         try:
+            profile = profile.limited(self.engine)
             return derive(resolve(self.config, {}, profile, shape, command="verify", first="cell"), profile, shape)
         except ConfigErrors as error:
             raise ConfigErrors(f"cell {self.id}: {line}" for line in error.errors) from error

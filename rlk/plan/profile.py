@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -134,6 +135,14 @@ class Profile(BaseModel):
         if self.weights_seed is not None:
             raise ValueError(f"weights_seed {self.weights_seed}: random weights are for profiles with test true")
         return self
+
+    def limited(self, engine: Mapping[str, int]) -> Profile:
+        """This profile with other limits of its engines, by field; raises ConfigErrors for a wrong one."""
+        try:
+            limits = EngineLimits.model_validate({**self.engine.model_dump(), **engine})
+        except ValidationError as error:
+            raise ConfigErrors(_lines(error, f"{self.name}, engine")) from error
+        return self.model_copy(update={"engine": limits})
 
     def gpus_of(self, there: int) -> int:
         """How many of `there` GPUs the ranks are spread over; more than `there` where the profile asks for more."""

@@ -68,6 +68,12 @@ def test_decode_steps_replay_graphs_where_planned(run: CellRun) -> None:
     assert (replays > 0) == bool(run.plan.graph_sizes)
 
 
+def test_requests_are_thrown_out_where_pages_are_few(run: CellRun) -> None:
+    """The twin of the pressed cell is the same cell without the pressure, which throws nobody out."""
+    events = [one for metrics in run.record.metrics for one in metrics.generated]
+    assert (sum(one.preemptions for one in events) > 0) == ("kv_cache_bytes" in run.cell.engine)
+
+
 def test_train_state_leaves_only_when_planned(run: CellRun) -> None:
     for rank in run.record.manifest.readback.train:
         where = {h.name: h.during_rollout for h in rank.holdings}

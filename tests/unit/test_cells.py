@@ -20,6 +20,7 @@ from tests.unit.tiny import SHAPE, TRAIN, profile
 ROOT = Path(__file__).parents[2]
 SMOKE = ROOT / "matrices" / "smoke.yaml"
 CELLS = load_cells(SMOKE)
+HALF = profile().engine.kv_cache_bytes // 2
 
 ONE = """
 format: rlk.cells/1
@@ -50,6 +51,26 @@ def test_wrong_option_names_its_cell() -> None:
     with pytest.raises(ConfigErrors) as caught:
         wrong.plan_on(profile(), SHAPE)
     assert [line.startswith(f"cell {CELLS[0].id}: ") for line in caught.value.errors] == [True, True]
+
+
+def test_a_cell_may_limit_its_engines() -> None:
+    wide = CELLS[0].plan_on(profile(), SHAPE)
+    cell = CELLS[0].model_copy(update={"engine": {"kv_cache_bytes": HALF}})
+    plan = cell.plan_on(profile(), SHAPE)
+    assert plan.profile == profile().limited({"kv_cache_bytes": HALF}) != profile()
+    assert (plan.cell, plan.config) == (wide.cell, wide.config)
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        ({"pages": 12}, "engine: pages 12: Extra inputs are not permitted"),
+        ({"kv_cache_bytes": 0}, "engine: kv_cache_bytes 0: Input should be greater than or equal to 1"),
+    ],
+)
+def test_wrong_limit_names_its_cell(engine: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigErrors, match=f"^cell {CELLS[0].id}: profile .*, {message}$"):
+        CELLS[0].model_copy(update={"engine": engine}).plan_on(profile(), SHAPE)
 
 
 def test_tensor_degrees_in_a_word_pick_one_cell() -> None:
