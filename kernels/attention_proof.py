@@ -12,7 +12,7 @@ from rlk.kernels import attention
 from rlk.kernels.requirement import require
 from rlk.kernels.tree import VIRTUAL, tree_sum
 
-LENGTHS = (1, 63, 130)
+LENGTHS = (1, 63, 300)
 Probe = Callable[[int, int, torch.device], torch.Tensor]
 
 
@@ -50,12 +50,27 @@ def check(shape: AttentionShape, device: torch.device, probe: Probe) -> str:
     back = torch.flip(k, (0,))
     moved = attention.packed(q, back, torch.flip(v, (0,)), case.positions, first, first)[0]
     require(not torch.equal(moved, out), "attention", "the probe is not sensitive to order")
+    _cut(case, out, lse)
     _forward(case, out, shape)
     _backward(case, out, lse)
     return (
-        "packed, paged and single-row decode agree on sequences of 1, 63 and 130 tokens; gradients agree for slices "
-        "held together and apart"
+        f"packed, cut, paged and single-row decode agree on sequences of {', '.join(map(str, LENGTHS))} tokens; "
+        "gradients agree for slices held together and apart"
     )
+
+
+def _cut(case: _Case, out: torch.Tensor, lse: torch.Tensor) -> None:
+    """Rows that a context-parallel rank would hold: of each sequence two runs of positions and a single one."""
+    device = case.q.device
+    kept = [[p for p in (*range(n // 8), n // 2, *range(n - n // 8, n)) if p < n] for n in LENGTHS]
+    starts = case.first[:-1].tolist()
+    rows = torch.tensor([start + p for start, own in zip(starts, kept, strict=True) for p in own], device=device)
+    first = torch.tensor([0, *torch.tensor([len(own) for own in kept]).cumsum(0).tolist()], device=device)
+    found, mass = attention.packed(
+        case.q[rows].contiguous(), case.k, case.v, case.positions[rows].contiguous(), first, case.first
+    )
+    require(torch.equal(found, out[rows]), "attention", "a row differs in other company")
+    require(torch.equal(mass, lse[rows]), "attention", "a row's log-sum-exp differs in other company")
 
 
 def _forward(case: _Case, expected: torch.Tensor, shape: AttentionShape) -> None:

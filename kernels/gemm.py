@@ -79,3 +79,10 @@ def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequenc
     same number for every sample; each is one leaf, and sample i's gradient is the tree over its leaves.
     """
     return cast(torch.Tensor, form("gemm", dy).weight_gradients(dy, x, slices))
+
+
+def row_weight_gradients(
+    dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]
+) -> torch.Tensor:
+    """`weight_gradients` of each of S shards, x [T, S, K] bf16: [samples, S, N, K] fp32."""
+    return cast(torch.Tensor, form("gemm", dy).row_weight_gradients(dy, x, slices))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import cast
 
 import torch
@@ -25,12 +26,13 @@ class NonFiniteLogitError(RuntimeError):
 @dataclass(frozen=True)
 class RowParams:
     """Sampling settings, one a row: temperature fp32 [R] (1 where greedy), top_k int64 [R] (vocabulary = off), top_p
-    float64 [R] (1 = off), greedy bool [R]."""
+    float64 [R] (1 = off), greedy bool [R]; and the size of the vocabulary."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
     top_p: torch.Tensor
     greedy: torch.Tensor
+    vocabulary: int
 
     @classmethod
     def build(cls, settings: Sequence[tuple[float, float, int]], vocab: int) -> RowParams:
@@ -44,20 +46,28 @@ class RowParams:
             ),
             torch.tensor([1.0 if g else p for g, (_, p, _) in zip(greedy, settings, strict=True)], dtype=torch.float64),
             torch.tensor(greedy, dtype=torch.bool),
+            vocab,
         )
+
+    @cached_property
+    def cut(self) -> torch.Tensor:
+        """Indices int64 [n] of the rows that top-k or top-p cuts. Found once, since a device is waited for."""
+        return ((self.top_k < self.vocabulary) | (self.top_p < 1.0)).nonzero()[:, 0]
 
     def to(self, device: torch.device) -> RowParams:
         """The same settings where the logits are."""
-        return RowParams(*(t.to(device) for t in (self.temperature, self.top_k, self.top_p, self.greedy)))
+        t, k, p, greedy = (x.to(device) for x in (self.temperature, self.top_k, self.top_p, self.greedy))
+        return RowParams(t, k, p, greedy, self.vocabulary)
 
     def full_support(self) -> RowParams:
         """The same temperatures over the whole vocabulary: what the KL reference is scored with."""
         v = torch.full_like(self.top_k, torch.iinfo(torch.int64).max)
-        return RowParams(self.temperature, v, torch.ones_like(self.top_p), self.greedy)
+        return RowParams(self.temperature, v, torch.ones_like(self.top_p), self.greedy, self.vocabulary)
 
     def rows(self, index: torch.Tensor) -> RowParams:
         """Settings of the rows `index` int64 [n], repeated as asked."""
-        return RowParams(self.temperature[index], self.top_k[index], self.top_p[index], self.greedy[index])
+        t, k, p, greedy = (x[index] for x in (self.temperature, self.top_k, self.top_p, self.greedy))
+        return RowParams(t, k, p, greedy, self.vocabulary)
 
 
 def sample_rows(

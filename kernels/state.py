@@ -54,12 +54,13 @@ def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Te
 
 def sum_squares(x: torch.Tensor) -> float:
     """float64 sum of squares of one atom, fp32, in index order."""
-    return float(sums_of_squares([x]))
+    return float(sums_of_squares([x.flatten()]))
 
 
-def sums_of_squares(atoms: Sequence[torch.Tensor]) -> torch.Tensor:
-    """`sum_squares` of each, float64 [atoms], where the atoms are: a device is not waited for."""
-    return cast(torch.Tensor, form("state", atoms[0]).sums_of_squares(atoms))
+def sums_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """`sum_squares` of each row of the last axis, tensors in order, float64 [rows], where they are: a device is not
+    waited for."""
+    return cast(torch.Tensor, form("state", tensors[0]).sums_of_squares(tensors))
 
 
 def fingerprint(x: torch.Tensor, *, row0: int = 0, col0: int = 0, width: int | None = None) -> tuple[int, int]:

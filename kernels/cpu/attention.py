@@ -38,6 +38,10 @@ def _attend(
     return out, lse
 
 
+def segments(positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor) -> None:
+    """See rlk.kernels.attention: nothing is needed."""
+
+
 def packed(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -45,6 +49,7 @@ def packed(
     positions: torch.Tensor,
     first: torch.Tensor,
     key_first: torch.Tensor,
+    runs: None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See rlk.kernels.attention."""
     rows, heads, d = k.shape

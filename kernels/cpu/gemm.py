@@ -77,6 +77,13 @@ def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequenc
     return tree_sum(leaves.transpose(0, 1))
 
 
+def row_weight_gradients(
+    dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]
+) -> torch.Tensor:
+    """See rlk.kernels.gemm."""
+    return torch.stack([weight_gradients(dy, x[:, s], slices) for s in range(x.shape[1])], 1)
+
+
 def plain_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """[M, N] fp32 of x [M, K] and w [N, K]: one accumulator an element, k ascending, in single torch operations."""
     total = torch.zeros(x.shape[0], w.shape[0])

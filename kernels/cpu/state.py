@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Sequence
 
 import torch
@@ -27,8 +28,9 @@ def adamw(master: torch.Tensor, m: torch.Tensor, v: torch.Tensor, grad: torch.Te
     )  # fmt: skip
 
 
-def sums_of_squares(atoms: Sequence[torch.Tensor]) -> torch.Tensor:
+def sums_of_squares(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """See rlk.kernels.state."""
+    atoms = [atom for x in tensors for atom in x.view(math.prod(x.shape[:-1]), x.shape[-1])]
     found = [load().rlk_sum_squares(pointer(x, F32), x.numel()) for x in atoms]
     return torch.tensor(found, dtype=torch.float64, device="cpu")
 

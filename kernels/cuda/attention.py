@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlk.kernels.cuda import launch
+from rlk.kernels.cuda import choice, flash, launch
 from rlk.kernels.cuda.launch import take
 from rlk.kernels.cuda.programs import attention as forward
 from rlk.kernels.cuda.programs import attention_backward as backward
@@ -23,12 +23,17 @@ LEAF_ROWS, LEAF_KEYS = 32, 128
 
 def describe() -> str:
     """Which implementation runs."""
-    return f"{launch.PLACE}: Triton, tiles of 64 rows by 64 keys"
+    return f"{launch.PLACE}: {choice.describe('RLK_ATTENTION')}"
 
 
 def softmax_scale(head_dim: int) -> float:
     """1 / sqrt(D)."""
     return 1.0 / math.sqrt(head_dim)
+
+
+def segments(positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor) -> flash.Segments | None:
+    """See rlk.kernels.attention."""
+    return flash.Segments.of(positions, first, key_first) if choice.chosen("RLK_ATTENTION") == "fa3" else None
 
 
 def packed(
@@ -38,9 +43,12 @@ def packed(
     positions: torch.Tensor,
     first: torch.Tensor,
     key_first: torch.Tensor,
+    runs: flash.Segments | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See rlk.kernels.attention."""
     t, h, d = q.shape
+    if choice.chosen("RLK_ATTENTION") == "fa3":
+        return flash.packed(q, k, v, runs or flash.Segments.of(positions, first, key_first), softmax_scale(d))
     out, lse = torch.empty_like(take(q, BF16)), q.new_empty(t, h, dtype=F32)
     unused = first  # addresses that are not read
     launch.run(
@@ -60,6 +68,8 @@ def paged(
 ) -> torch.Tensor:
     """See rlk.kernels.attention."""
     _, h, d = q.shape
+    if choice.chosen("RLK_ATTENTION") == "fa3":
+        return flash.paged(q, cache, block_table, query_first, seq_lens, softmax_scale(d))
     _, kv_heads, page, _ = take(cache, BF16).shape
     out, unused = torch.empty_like(take(q, BF16)), query_first
     launch.run(

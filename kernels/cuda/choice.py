@@ -24,8 +24,13 @@ CHOICES = {
         "cublas": "cuBLAS, split-K off, a product a leaf, tree by our kernel",
         "triton": "Triton, leaves summed in registers",
     },
+    "RLK_ATTENTION": {
+        "triton": "Triton, tiles of 64 rows by 64 keys",
+        "fa3": "FlashAttention-3 of vLLM, one split; backward Triton",
+    },
 }
-"""RLK_GEMM: products that are one chain. RLK_TREE: products that are a tree over the leaves of virtual shards."""
+"""RLK_GEMM: products that are one chain. RLK_TREE: products that are a tree over the leaves of virtual shards.
+RLK_ATTENTION: attention, whose two choices are two numeric programs: bits of one are not those of the other."""
 
 
 class KernelChoiceError(RuntimeError):
@@ -34,7 +39,7 @@ class KernelChoiceError(RuntimeError):
 
 @cache
 def chosen(variable: str) -> str:
-    """The name in force for RLK_GEMM or RLK_TREE: by default the first of CHOICES, in the interpreter always triton.
+    """The name in force for a variable: by default the first of CHOICES, in the interpreter always triton.
 
     Raises:
         KernelChoiceError: the name is unknown, or it is cuBLAS and split-K is not off.
@@ -44,7 +49,7 @@ def chosen(variable: str) -> str:
     allowed = ["triton"] if INTERPRETED else list(names)
     if name not in allowed:
         raise KernelChoiceError(f"{variable}={name}: allowed is {', '.join(allowed)}")
-    if name != "triton":
+    if name.startswith("cublas"):
         for key, value in SPLIT_K_OFF.items():
             if os.environ.get(key) != value:
                 raise KernelChoiceError(

@@ -89,13 +89,15 @@ def linear(x: torch.Tensor, prepared: torch.Tensor) -> torch.Tensor:
 def row_inputs(dy: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """See rlk.kernels.gemm. Each shard's product is written where it belongs."""
     _operands(dy, w)
-    (m, _), (shards, _, k) = dy.shape, w.shape
-    out = dy.new_empty(m, shards, k)
-    for s in range(shards):
-        if choice.chosen("RLK_GEMM") == "cublas":
-            torch.mm(dy, w[s], out=out[:, s])
-        else:
-            out[:, s] = linear(dy, w[s])
+    (m, n), (shards, _, k) = dy.shape, w.shape
+    out, left = dy.new_empty(m, shards, k), dy.expand(shards, m, n)
+    by_shard, name = out.transpose(0, 1), choice.chosen("RLK_GEMM")
+    if name == "cublas":
+        torch.bmm(left, w, out=by_shard)
+    elif name == "cublas-fp32":
+        by_shard.copy_(round_bf16(torch.bmm(left, w, out_dtype=F32)))
+    else:
+        product(left, w, by_shard)
     return out
 
 
@@ -122,23 +124,30 @@ def _leaves(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def weight_gradients(dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]) -> torch.Tensor:
-    """See rlk.kernels.gemm: one launch for all samples and slices of a micro-batch."""
-    n, k = dy.shape[1], x.shape[1]
+    """See rlk.kernels.gemm."""
+    return row_weight_gradients(dy, x[:, None], slices)[:, 0]
+
+
+def row_weight_gradients(
+    dy: torch.Tensor, x: torch.Tensor, slices: Sequence[Sequence[tuple[int, int]]]
+) -> torch.Tensor:
+    """See rlk.kernels.gemm: one launch for all samples, slices and shards of a micro-batch."""
+    n, (_, shards, k) = dy.shape[1], x.shape
     for t in (dy, x):
         launch.take(t, BF16, contiguous=False)
-        if t.stride(1) != 1 and t.shape[1] > 1:
+        if t.stride(-1) != 1 and t.shape[-1] > 1:
             raise TypeError(f"a token's row must be contiguous, got strides {t.stride()}")
     edges = torch.tensor(slices, dtype=I64).to(dy.device, non_blocking=True)
-    out = dy.new_empty(len(slices), n, k, dtype=F32)
+    out = dy.new_empty(len(slices), shards, n, k, dtype=F32)
     tile = Tile(32, 32, 16, 1, 1) if launch.INTERPRETED else SLICES
-    grid = (launch.tiles(n, tile.rows) * launch.tiles(k, tile.columns), len(slices))
+    grid = (launch.tiles(n, tile.rows) * launch.tiles(k, tile.columns) * shards, len(slices))
     even = {"EVEN_M": n % tile.rows == 0, "EVEN_N": k % tile.columns == 0}
     for first in range(0, edges.shape[1], 4):
         part = edges[:, first : first + 4]
         launch.run(
-            weight_gradients_program, grid, dy, x, part, out, n, k, dy.stride(0), x.stride(0), edges.stride(0),
-            SLICES=part.shape[1], BM=tile.rows, BN=tile.columns, BT=tile.inner, GROUP=8, **even, ADD=first > 0,
-            warps=tile.warps, stages=tile.stages,
+            weight_gradients_program, grid, dy, x, part, out, n, k, shards, dy.stride(0), x.stride(0),
+            0 if shards == 1 else x.stride(1), edges.stride(0), SLICES=part.shape[1], BM=tile.rows, BN=tile.columns,
+            BT=tile.inner, GROUP=8, **even, ADD=first > 0, warps=tile.warps, stages=tile.stages,
         )  # fmt: skip
     return out
 

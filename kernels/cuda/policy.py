@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +63,7 @@ class _Rows:
             programs.segment_tops, (r, n), logits, tops, v, logits.stride(0), n * EACH, BLOCK=block, EACH=EACH,
         )  # fmt: skip
         rows.weigh(torch.arange(r, device=logits.device))
-        for some in _truncated(params, v):
+        for some in params.cut.split(COUNTED_AT_ONCE) if params.cut.numel() else ():
             rows.truncate(some)
             rows.weigh(some)
         return rows
@@ -118,13 +117,6 @@ class _Rows:
                 f"row {int(bad[0])} holds a NaN or infinite logit; the run stops here: look at the weights and the "
                 f"step before"
             )
-
-
-def _truncated(params: RowParams, vocab: int) -> Iterator[torch.Tensor]:
-    """Indices of the rows that top-k or top-p cuts, some at a time. Waits for the device."""
-    rows = ((params.top_k < vocab) | (params.top_p < 1.0)).nonzero()[:, 0]
-    if rows.numel():
-        yield from rows.split(COUNTED_AT_ONCE)
 
 
 def sample(

@@ -18,7 +18,9 @@ from rlk.plan.shape import ModelShape
 Command = Literal["verify", "run"]
 Said = Mapping[str, object] | Iterable[tuple[str, object]]
 
-INTERNAL_VARIABLES = frozenset({"RLK_PLATFORM", "RLK_TEST_OUTPUT", "RLK_PROOFS", "RLK_GEMM", "RLK_TREE"})
+INTERNAL_VARIABLES = frozenset(
+    {"RLK_PLATFORM", "RLK_TEST_OUTPUT", "RLK_PROOFS", "RLK_GEMM", "RLK_TREE", "RLK_ATTENTION"}
+)
 """RLK_ variables that are no options: set by a run for the processes that it starts, or the names of kernel choices
 (rlk.kernels.cuda.choice), which those processes read and record."""
 

@@ -80,8 +80,7 @@ class Rows:
             if carried is None:
                 raise RolloutError(f"a request has no {ARGUMENT!r} in extra_args: send it through EngineRank.generate")
             settings.append(carried)
-        built = RowParams.build([(s["temperature"], s["top_p"], s["top_k"]) for s in settings], vocabulary)
-        params = RowParams(*(t.to(device) for t in (built.temperature, built.top_k, built.top_p, built.greedy)))
+        params = RowParams.build([(s["temperature"], s["top_p"], s["top_k"]) for s in settings], vocabulary).to(device)
         seed, sample_id = (torch.tensor([s[name] for s in settings], device=device) for name in ("seed", "sample_id"))
         return cls(params, seed, sample_id)
 

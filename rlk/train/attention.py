@@ -30,12 +30,13 @@ class PackedAttention:
     def __init__(self, batch: MicroBatch, context: ParallelContext, *, save: bool) -> None:
         self.batch, self.context, self.save = batch, context, save
         self.saved: list[Saved] = []
+        self.runs = attention.segments(batch.positions, batch.first, batch.key_first)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See rlk.model.qwen3.Attend."""
         b = self.batch
         keys, values = self.gather(k, v, f"layers.{layer}.kv")
-        out, lse = attention.packed(q, keys, values, b.positions, b.first, b.key_first)
+        out, lse = attention.packed(q, keys, values, b.positions, b.first, b.key_first, self.runs)
         if self.save:
             self.saved.append(Saved(q, keys, values, out, lse))
         return out

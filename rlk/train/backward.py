@@ -111,8 +111,7 @@ class Backward:
         self.sums.add(name, grads.reshape(-1, shards, rows, x.shape[1]))
 
     def _row_weight(self, name: str, dy: torch.Tensor, x: torch.Tensor) -> None:
-        shards = [gemm.weight_gradients(dy, x[:, s], self.batch.slices) for s in range(x.shape[1])]
-        self.sums.add(name, torch.stack(shards, 1))
+        self.sums.add(name, gemm.row_weight_gradients(dy, x, self.batch.slices))
 
     def _gain_leaves(self, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, groups: int) -> torch.Tensor:
         """[samples * slices, groups, N]: leaves of a gain, a row of x [T, ..., N] being one of a group's heads."""

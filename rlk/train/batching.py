@@ -102,8 +102,8 @@ def build(samples: Sequence[Sample], context: ParallelContext) -> MicroBatch:
         key_first.append(key_first[-1] + len(s.tokens))
     gather = torch.empty(key_first[-1], dtype=torch.int64)
     for c, p in enumerate(placed):
-        for row, (i, position) in enumerate(p.where):
-            gather[key_first[i] + position] = c * padded + row
+        keys = torch.tensor([key_first[i] + position for i, position in p.where], dtype=torch.int64)
+        gather[keys] = c * padded + torch.arange(len(keys))
     predicting = [
         (row, samples[i].tokens[position + 1], i, position + 1 - samples[i].prompt_len)
         for row, (i, position) in enumerate(mine.where)

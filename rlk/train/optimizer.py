@@ -63,7 +63,7 @@ class Optimizer:
         """float64: squares summed within an atom by one kernel, then atoms in index order, then tensors in name
         order."""
         names, tp, cp = sorted(grads), self.context.tp, self.context.cp
-        squares = state.sums_of_squares([atom for name in names for shard in grads[name] for atom in shard])
+        squares = state.sums_of_squares([grads[name] for name in names])
         gathered = tp.all_gather(cp.all_gather(squares, "gradient norm"), "gradient norm")
         settle(tp, cp)
         total = 0.0

@@ -9,10 +9,12 @@ import torch
 from torch.nn import functional
 
 from rlk.kernels import attention
+from rlk.kernels.cuda import choice
 from tests.bench.case import Case
 from tools.gpu.data import DEVICE, normal
 
 SDPA = "scaled_dot_product_attention"
+ATTENTIONS = {c: {"RLK_ATTENTION": c} for c in ("triton", "fa3")}
 
 
 def cases() -> Iterator[Case]:
@@ -38,6 +40,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _prefill(n: int) -> Case:
+    found: dict[str, Any] = {}
     ends, positions = torch.tensor([0, n], device=DEVICE), torch.arange(n, device=DEVICE)
 
     def make() -> tuple[Any, ...]:
@@ -45,14 +48,15 @@ def _prefill(n: int) -> Case:
         return *rows, *(_dense(t) for t in rows)
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        return _dense(attention.packed(q, k, v, positions, ends, ends)[0])
+        runs = found.setdefault(choice.chosen("RLK_ATTENTION"), attention.segments(positions, ends, ends))
+        return _dense(attention.packed(q, k, v, positions, ends, ends, runs)[0])
 
     def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return torch.cat([_exact_head(q, k, v, h) for h in range(32)], 1)
 
     return Case(
-        "attention, prefill", f"{n} tokens", make, {"triton": ours}, (SDPA, lambda *r: _sdpa(*r[3:])),
-        exact if n <= 2048 else None,
+        "attention, prefill", f"{n} tokens", make, dict.fromkeys(ATTENTIONS, ours), (SDPA, lambda *r: _sdpa(*r[3:])),
+        exact if n <= 2048 else None, ATTENTIONS,
     )  # fmt: skip
 
 
@@ -106,7 +110,8 @@ def _decode(rows: int, length: int) -> Case:
 
     return Case(
         "attention, decode", f"{rows} of {length} tokens", make,
-        {"triton": lambda q, cache, table, *_: attention.paged(q, cache, table, first, lengths)},
+        dict.fromkeys(ATTENTIONS, lambda q, cache, table, *_: attention.paged(q, cache, table, first, lengths)),
         (f"{SDPA}, keys not in pages", ordinary),
         exact if rows == 8 else None,
+        ATTENTIONS,
     )  # fmt: skip

@@ -32,6 +32,7 @@ ARMS = {
 }  # fmt: skip
 """Every arm and what it is, in the order in which they are measured."""
 STOCK = ("decode stock", "decode stock-default")
+NATIVE_NEW = 32
 WHOLE = Sampling(1.0)
 NUCLEUS = Sampling(0.7, 0.95)
 
@@ -77,8 +78,12 @@ class Decode:
 
 
 def decodes(sizes: Sizes, arm: str) -> list[Decode]:
-    """What one arm decodes: every batch size with top-p, the largest without, and vLLM's also without log-probs."""
+    """What one arm decodes: every batch size with top-p, the largest without, and vLLM's also without log-probs.
+
+    The native arm decodes few tokens, the smallest batch first: it takes seconds a step."""
     first = Decode(sizes.requests[0], sizes.context, sizes.new, NUCLEUS)
+    if arm.endswith(" native"):
+        return [replace(first, requests=n, new=min(NATIVE_NEW, sizes.new)) for n in reversed(sizes.requests)]
     cases = [replace(first, requests=n) for n in sizes.requests] + [replace(first, sampling=WHOLE)]
     return [*cases, replace(first, logprobs=False)] if arm in STOCK else cases
 

@@ -54,6 +54,21 @@ def test_a_row_is_the_same_alone_and_packed() -> None:
 
 
 @interpreted
+def test_runs_of_adjacent_positions_are_found_for_the_library() -> None:
+    """Two virtual slices of two sequences, of which the first has a row alone, and one in between without rows."""
+    from rlk.kernels.cuda.flash import Segments
+
+    positions = torch.tensor([0, 1, 2, 6, 8, 9, 3, 4])
+    runs = Segments.of(positions, torch.tensor([0, 6, 6, 8]), torch.tensor([0, 10, 15, 25]))
+    assert runs.first.tolist() == [0, 3, 4, 6, 8]
+    assert runs.keys.tolist() == [0, 0, 0, 15, 25]
+    assert runs.lengths.tolist() == [3, 7, 10, 5]
+    joined = Segments.of(torch.tensor([4, 5, 6, 7]), torch.tensor([0, 2, 4]), torch.tensor([0, 6, 14]))
+    assert joined.first.tolist() == [0, 2, 4], "positions that go on in another sequence are another run"
+    assert Segments.of(positions[:0], torch.tensor([0, 0]), torch.tensor([0, 4])).first.tolist() == [0]
+
+
+@interpreted
 def test_pages_chunks_and_decode_are_the_packed_rows() -> None:
     from rlk.kernels.cuda import attention
 

@@ -93,6 +93,18 @@ def test_an_input_gradient_is_a_chain_a_shard() -> None:
     assert_same(gemm.row_inputs(dy, w), gemm.round_bf16(expected))
 
 
+@interpreted
+def test_shards_of_a_row_parallel_weight_get_the_gradients_that_each_gets_alone() -> None:
+    from rlk.kernels.cuda import gemm
+
+    dy, x = spread(30, 40, seed=9), spread(30, 3, 36, seed=10)
+    slices = [[(0, 5), (5, 17)], [(17, 17), (17, 30)]]
+    found = gemm.row_weight_gradients(dy, x, slices)
+    for shard in range(3):
+        assert_same(found[:, shard], gemm.weight_gradients(dy, x[:, shard], slices), f"shard {shard}")
+    assert_moved(found[:, 1], found[:, 0], "another shard")
+
+
 @pytest.mark.parametrize("held", [2, 4, 8])
 @interpreted
 def test_a_weight_gradient_is_a_tree_over_slices(held: int) -> None:
@@ -252,6 +264,20 @@ def test_a_sum_of_squares_keeps_fifteen_digits() -> None:
     assert found[0] == pytest.approx(exact, rel=1e-14)
     assert found[1] == found[2], "an atom, wherever it lies"
     assert found[3] == 0.0
+
+
+@interpreted
+@pytest.mark.parametrize("size", [5, 20_000], ids=["a block", "blocks"])
+def test_atoms_are_summed_alone_whatever_comes_with_them(size: int) -> None:
+    from rlk.kernels.cpu import state as cpu
+    from rlk.kernels.cuda import state
+
+    x = torch.randn(2, 3, size, generator=torch.Generator().manual_seed(19))
+    found = state.sums_of_squares([x, x[:, :, :0], x.flatten()[None, :17]])
+    alone = [state.sums_of_squares([atom.clone()]).item() for atom in x.flatten(0, 1)]
+    assert found.tolist() == [*alone, *[0.0] * 6, state.sums_of_squares([x.flatten()[:17]]).item()]
+    assert found.tolist() == pytest.approx(cpu.sums_of_squares([x, x[:, :, :0], x.flatten()[None, :17]]).tolist())
+    assert len(set(alone)) == 6
 
 
 @interpreted

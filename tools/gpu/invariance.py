@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from itertools import pairwise
 from unittest import mock
 
@@ -17,15 +18,20 @@ from rlk.model.slices import slice_positions
 from tools.gpu.data import DEVICE, chosen, equal, integers, moved, normal, spread
 from tools.gpu.report import Report
 
+ATTENTIONS = ("triton", "fa3") if find_spec("vllm") else ("triton",)
+"""FlashAttention-3 comes with vLLM."""
 HEADS = ((32, 8), (16, 8), (4, 1))
 LENGTH = 3000
 
 
 def run(report: Report) -> None:
     """Each property is an entry."""
-    for heads, kv_heads in HEADS:
-        report.check(f"attention forward {heads}/{kv_heads}", lambda a=heads, b=kv_heads: _forward(a, b))
-        report.check(f"attention backward {heads}/{kv_heads}", lambda a=heads, b=kv_heads: _backward(a, b))
+    for name in ATTENTIONS:
+        for heads, kv_heads in HEADS:
+            size = f"{name}, {heads}/{kv_heads}"
+            with chosen(RLK_ATTENTION=name):
+                report.check(f"attention forward {size}", lambda a=heads, b=kv_heads: _forward(a, b))
+                report.check(f"attention backward {size}", lambda a=heads, b=kv_heads: _backward(a, b))
     report.check("attention, other tiles (counts are facts, not demands)", _other_rows)
     report.check("attention backward, other tiles", _other_leaf_tiles)
     report.check("product tiles", _product_tiles)

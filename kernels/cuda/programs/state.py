@@ -24,10 +24,19 @@ def adamw(master, m, v, grad, clip, keep, beta1, rest1, beta2, rest2, step, corr
     tl.store(master + i, w - step * tl.div_rn(first, deviation), mask=inside)
 
 
-@triton.jit(do_not_specialize=["n"])
-def block_sums(x, out, n, LENGTH: tl.constexpr, LANES: tl.constexpr, STEP: tl.constexpr, SQUARE: tl.constexpr):
-    """out[b], float64: the sum of block b of x (of its squares), LANES interleaved chains and the tree over them."""
-    start = tl.program_id(0).to(tl.int64) * LENGTH
+@triton.jit
+def block_sums(tensors, owner, out, LENGTH: tl.constexpr, LANES: tl.constexpr, STEP: tl.constexpr,
+               SQUARE: tl.constexpr):  # fmt: skip
+    """out[b], float64: the sum of a block of LENGTH elements (of its squares), LANES interleaved chains and the tree.
+
+    tensors int64 [tensors, 3]: address, elements, and the first block of each; owner int32: the tensor of block b.
+    Squares are of fp32, sums of float64.
+    """
+    block = tl.program_id(0)
+    entry = tensors + 3 * tl.load(owner + block).to(tl.int64)
+    x = tl.load(entry).to(tl.pointer_type(tl.float32 if SQUARE else tl.float64))
+    n = tl.load(entry + 1)
+    start = (block - tl.load(entry + 2)) * LENGTH
     lane = tl.arange(0, LANES)[None, :]
     sums = tl.zeros((1, LANES), tl.float64)
     for link in range(0, LENGTH, LANES * STEP):
@@ -37,7 +46,7 @@ def block_sums(x, out, n, LENGTH: tl.constexpr, LANES: tl.constexpr, STEP: tl.co
             if SQUARE:
                 v = v * v
             sums = sums + v
-    tl.store(out + tl.program_id(0) + tl.arange(0, 1), tree(sums, 1, LANES))
+    tl.store(out + block + tl.arange(0, 1), tree(sums, 1, LANES))
 
 
 @triton.jit
@@ -48,24 +57,31 @@ def mix(z):
     return z ^ (z >> 31)
 
 
-@triton.jit(do_not_specialize=["rows", "columns", "row0", "col0"])
-def fingerprint(x, out, rows, columns, stride, row0, col0, width, WORD: tl.constexpr, ROWS: tl.constexpr,
-                BLOCK: tl.constexpr):  # fmt: skip
-    """Adds to out uint64 [2] the two mixes of (element index, element bits), summed modulo 2^64.
+@triton.jit
+def fingerprint(parts, owner, out, WORD: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds to out int64 [tensors, 2] the two mixes of (element index, element bits), summed modulo 2^64.
 
-    x: words of WORD bits. Grid: blocks of columns, blocks of rows. Integer sums, so the atomics' order is of no matter.
+    parts int64 [parts, 9]: address of words of WORD bits, rows, columns, stride, row0, col0, width, place in `out`, and
+    the first block of each; owner int32: the part of a block. Integer sums, so the atomics' order is of no matter.
     """
-    r = tl.program_id(1) * ROWS + tl.arange(0, ROWS)[:, None]
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    entry = parts + 9 * tl.load(owner + tl.program_id(0)).to(tl.int64)
+    x = tl.load(entry).to(tl.pointer_type(tl.int16 if WORD == 16 else tl.int32))
+    rows = tl.load(entry + 1)
+    columns = tl.load(entry + 2)
+    block = tl.program_id(0) - tl.load(entry + 8)
+    across = tl.cdiv(columns, BLOCK)
+    r = block // across * ROWS + tl.arange(0, ROWS)[:, None]
+    c = block % across * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = (r < rows) & (c < columns)
-    bits = tl.load(x + r.to(tl.int64) * stride + c, mask=inside, other=0).to(tl.int64) & ((1 << WORD) - 1)
-    index = ((row0 + r.to(tl.int64)) * width + col0 + c).to(tl.uint64)
+    bits = tl.load(x + r * tl.load(entry + 3) + c, mask=inside, other=0).to(tl.int64) & ((1 << WORD) - 1)
+    index = ((tl.load(entry + 4) + r) * tl.load(entry + 6) + tl.load(entry + 5) + c).to(tl.uint64)
     word = bits.to(tl.uint64)
     a = mix(mix(index * 0x9E3779B97F4A7C15 + 1) ^ word)
     b = mix(mix(index * 0xD1B54A32D192ED03 + 2) + word * 0x8CB92BA72F3D8DD7)
     zero = tl.zeros_like(a)
-    tl.atomic_add(out, tl.sum(tl.sum(tl.where(inside, a, zero), 1), 0).to(tl.int64), sem="relaxed")
-    tl.atomic_add(out + 1, tl.sum(tl.sum(tl.where(inside, b, zero), 1), 0).to(tl.int64), sem="relaxed")
+    own = out + 2 * tl.load(entry + 7)
+    tl.atomic_add(own, tl.sum(tl.sum(tl.where(inside, a, zero), 1), 0).to(tl.int64), sem="relaxed")
+    tl.atomic_add(own + 1, tl.sum(tl.sum(tl.where(inside, b, zero), 1), 0).to(tl.int64), sem="relaxed")
 
 
 @triton.jit(do_not_specialize=["columns", "shard0"])

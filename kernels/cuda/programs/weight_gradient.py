@@ -42,31 +42,35 @@ def four_slices(dy, x, left, right, edges, dy_t, x_t, BM: tl.constexpr, BN: tl.c
     return hold(half + two_slices(dy, x, left, right, edges + 4, dy_t, x_t, BM, BN, BT))
 
 
-@triton.jit(do_not_specialize=["n", "k", "edges_s"])
-def weight_gradients(dy, x, edges, out, n, k, dy_t, x_t, edges_s, SLICES: tl.constexpr, BM: tl.constexpr,
+@triton.jit(do_not_specialize=["n", "k", "shards", "edges_s"])
+def weight_gradients(dy, x, edges, out, n, k, shards, dy_t, x_t, x_s, edges_s, SLICES: tl.constexpr, BM: tl.constexpr,
                      BN: tl.constexpr, BT: tl.constexpr, GROUP: tl.constexpr, EVEN_M: tl.constexpr,
                      EVEN_N: tl.constexpr, ADD: tl.constexpr):  # fmt: skip
-    """out [samples, n, k] of dy [T, n] and x [T, k], rows contiguous; edges int64, SLICES pairs of tokens a sample.
+    """out [samples, shards, n, k] of dy [T, n] and x [T, shards, k], rows contiguous; edges int64, SLICES pairs of
+    tokens a sample.
 
     The pairs of a sample lie edges_s apart. ADD joins the other half of a tree, which out holds: eight slices are done
     four by four, since four partials of a wide tile fit in the registers and eight do not. The second grid axis is the
     sample.
     """
-    im, inn = place(n, k, BM, BN, GROUP)
+    across = tl.cdiv(k, BN)
+    im, inn = place(n, shards * across * BN, BM, BN, GROUP)
+    shard, inn = inn // across, inn % across
     sample = tl.program_id(1).to(tl.int64)
     rm = im * BM + tl.arange(0, BM)
     rn = inn * BN + tl.arange(0, BN)
     i = tl.arange(0, BT)
     left = i[None, :] * dy_t + within(rm, n, EVEN_M)[:, None]
     right = i[:, None] * x_t + within(rn, k, EVEN_N)[None, :]
-    e = edges + sample * edges_s
+    e, x = edges + sample * edges_s, x + shard * x_s
     if SLICES == 1:
         total = slice_chain(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
     elif SLICES == 2:
         total = two_slices(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
     else:
         total = four_slices(dy, x, left, right, e, dy_t, x_t, BM, BN, BT)
-    at = out + (sample * n + im * BM) * k + inn * BN + tl.arange(0, BM)[:, None] * k + tl.arange(0, BN)[None, :]
+    first = ((sample * shards + shard) * n + im * BM) * k + inn * BN
+    at = out + first + tl.arange(0, BM)[:, None] * k + tl.arange(0, BN)[None, :]
     inside = real(rm, n, EVEN_M)[:, None] & real(rn, k, EVEN_N)[None, :]
     if ADD:
         total = tl.load(at, mask=inside, other=0.0) + total
