@@ -63,10 +63,11 @@ def packed_backward(
 
 def packed_gradients(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor,
+    positions: torch.Tensor, first: torch.Tensor, key_first: Sequence[int],
     slices: Sequence[Sequence[tuple[int, int]]],
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of all samples of a micro-batch; arguments as `packed` took and returned them.
+    """Gradients of all samples of a micro-batch; arguments as `packed` took and returned them, but for key_first, whose
+    numbers are on the host here.
 
     slices[i]: row ranges of sample i, one a virtual slice held here (1, 2, 4 or 8, the same number for every sample),
     positions ascending within each.

@@ -101,14 +101,13 @@ def _backward(case: _Case, out: torch.Tensor, lse: torch.Tensor) -> None:
     n = z - a
     edges = [0, 1, 2, 7, 23, 55, 55, 100, n]
     slices = list(pairwise(edges))
-    ends = torch.tensor([0, n], device=case.q.device)
     keys = (case.k[a:z], case.v[a:z])
     dout = case.q[a:z].flip(0)
 
     def gradients(rows: slice, ranges: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
         q, o, mass, at, e = (t[rows].contiguous() for t in (case.q[a:z], out[a:z], lse[a:z], case.positions[a:z], dout))
         first = torch.tensor([0, q.shape[0]], device=q.device)
-        return attention.packed_gradients(e, q, *keys, o, mass, at, first, ends, [ranges])
+        return attention.packed_gradients(e, q, *keys, o, mass, at, first, (0, n), [ranges])
 
     dq, dkv = gradients(slice(0, n), slices)
     parts = [gradients(slice(a, z), [(0, z - a)]) for a, z in slices]

@@ -148,7 +148,7 @@ def attentions() -> None:
         q, k = empty(256, heads, D), empty(256, kv_heads, D)
         first, positions = torch.tensor([0, 256]), torch.arange(256)
         out, lse = attention.packed(q, k, k, positions, first, first)
-        attention.packed_gradients(out, q, k, k, out, lse, positions, first, first, [[(0, 128), (128, 256)]])
+        attention.packed_gradients(out, q, k, k, out, lse, positions, first, first.tolist(), [[(0, 128), (128, 256)]])
         leaves = empty(2, 256, kv_heads, D, dtype=F32)
         attention.packed_backward(out, q, k, k, out, lse, positions, torch.empty_like(q), leaves[0], leaves[1])
         cache = empty(20, kv_heads, 16, 2 * D)

@@ -74,13 +74,13 @@ def packed_backward(
 
 def packed_gradients(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor,
+    positions: torch.Tensor, first: torch.Tensor, key_first: Sequence[int],
     slices: Sequence[Sequence[tuple[int, int]]],
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """See rlk.kernels.attention. `first` is not needed: the slices hold all rows."""
     dq, dkv = torch.empty_like(q), torch.empty(k.shape[0], 2, *k.shape[1:], dtype=F32)
     for i, ranges in enumerate(slices):
-        keys = slice(int(key_first[i]), int(key_first[i + 1]))
+        keys = slice(key_first[i], key_first[i + 1])
         leaves = torch.zeros(len(ranges), 2, *k[keys].shape)
         for leaf, (a, z) in zip(leaves, ranges, strict=True):
             if a < z:

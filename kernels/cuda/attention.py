@@ -95,17 +95,16 @@ def write_pages(k: torch.Tensor, v: torch.Tensor, cache: torch.Tensor, slots: to
 
 def packed_gradients(
     dout: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor,
+    positions: torch.Tensor, first: torch.Tensor, key_first: Sequence[int],
     slices: Sequence[Sequence[tuple[int, int]]],
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """See rlk.kernels.attention."""
     dq, dkv = torch.empty_like(q), q.new_empty(k.shape[0], 2, *k.shape[1:], dtype=F32)
     delta = _row_dots(dout, out)
-    _query_gradient(dout, q, k, v, lse, delta, take(first, I64), take(key_first, I64), positions, dq)
-    edges = torch.tensor(slices, dtype=I64).to(q.device, non_blocking=True)
-    rows = key_first.tolist()
+    _query_gradient(dout, q, k, v, lse, delta, take(first, I64), launch.ranges(key_first, q.device), positions, dq)
+    edges = launch.ranges(slices, q.device)
     for i in range(len(slices)):
-        keys = slice(rows[i], rows[i + 1])
+        keys = slice(key_first[i], key_first[i + 1])
         leaves = q.new_empty(len(slices[i]), *dkv[keys].shape, dtype=F32)
         _key_gradients(
             dout, q, k[keys], v[keys], lse, delta, positions, edges[i], leaves[:, :, 0], leaves[:, :, 1], False

@@ -22,6 +22,9 @@ BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
 LOG2_E = 1.4426950408889634
 NOT_ONE_ROW = 2
 """The library takes another block size where the longest sequence of queries is said to be one row."""
+WHOLE_TILES = 128
+"""Pages of a multiple of so many tokens are read tile by tile, rows that nobody wrote included: a NaN there would reach
+the rows of others."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +72,21 @@ def paged(
     seq_lens: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """See rlk.kernels.attention."""
+    """See rlk.kernels.attention.
+
+    Raises:
+        KernelChoiceError: the pages are of a size of which the library reads more than a sequence's own rows.
+    """
+    d, page = q.shape[2], cache.shape[2]
+    if page % WHOLE_TILES == 0:
+        raise KernelChoiceError(
+            f"RLK_ATTENTION=fa3: pages of {page} tokens: allowed are pages that are no multiple of {WHOLE_TILES}: "
+            "change the profile's block_size, or RLK_ATTENTION=triton"
+        )
     if not q.shape[0]:
         return torch.empty_like(q)
-    d = q.shape[2]
     k, v = (x.transpose(1, 2) for x in (take(cache, BF16)[..., :d], cache[..., d:]))
-    table, most = take(block_table, I32, contiguous=False), (q.shape[0], block_table.shape[1] * cache.shape[2])
+    table, most = take(block_table, I32, contiguous=False), (q.shape[0], block_table.shape[1] * page)
     return _forward(q, k, v, take(query_first, I32), None, take(seq_lens, I32), most, table, scale)[0]
 
 
@@ -106,11 +118,11 @@ def _library() -> Any:
         KernelChoiceError: this installation has none.
     """
     spec = find_spec("vllm")
-    folder = Path(spec.origin).parent / "vllm_flash_attn" if spec and spec.origin else Path()
-    found = sorted(folder.glob("_vllm_fa3_C*.so"))
+    found = sorted(Path(spec.origin).parent.glob("vllm_flash_attn/_vllm_fa3_C*.so")) if spec and spec.origin else []
     if not found:
         raise KernelChoiceError(
-            f"RLK_ATTENTION=fa3: no _vllm_fa3_C library in {folder}: install vLLM for CUDA, or RLK_ATTENTION=triton"
+            "RLK_ATTENTION=fa3: vLLM's library _vllm_fa3_C is not installed: install vLLM for CUDA, or "
+            "RLK_ATTENTION=triton"
         )
     torch.ops.load_library(str(found[0]))
     return torch.ops._vllm_fa3_C

@@ -137,7 +137,7 @@ def row_weight_gradients(
         launch.take(t, BF16, contiguous=False)
         if t.stride(-1) != 1 and t.shape[-1] > 1:
             raise TypeError(f"a token's row must be contiguous, got strides {t.stride()}")
-    edges = torch.tensor(slices, dtype=I64).to(dy.device, non_blocking=True)
+    edges = launch.ranges(slices, dy.device)
     out = dy.new_empty(len(slices), shards, n, k, dtype=F32)
     tile = Tile(32, 32, 16, 1, 1) if launch.INTERPRETED else SLICES
     grid = (launch.tiles(n, tile.rows) * launch.tiles(k, tile.columns) * shards, len(slices))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -37,6 +39,26 @@ def run(
     if 0 not in grid:
         with ALONE:
             kernel[grid](*args, **constants, num_warps=warps, num_stages=stages, enable_fp_fusion=False)
+
+
+def ranges(pairs: Sequence[Any], device: torch.device) -> torch.Tensor:
+    """Places of rows, such as nested pairs, as int64 on a device. Kept for a while: all layers of a micro-batch ask for
+    the same."""
+    return _ranges(_tuples(pairs), device)
+
+
+@lru_cache(maxsize=32)
+def _ranges(pairs: tuple[Any, ...], device: torch.device) -> torch.Tensor:
+    return torch.tensor(pairs, dtype=torch.int64).to(device)
+
+
+def _tuples(pairs: Any) -> Any:
+    """Lists as tuples, all the way down; what is made of tuples is taken as it is."""
+    try:
+        hash(pairs)
+    except TypeError:
+        return tuple(map(_tuples, pairs))
+    return pairs
 
 
 def take(t: torch.Tensor, dtype: torch.dtype, *, contiguous: bool = True) -> torch.Tensor:

@@ -68,7 +68,7 @@ def rmsnorm_gains(
 ) -> torch.Tensor:
     """See rlk.kernels.pointwise: one launch for all ranges and groups."""
     _, groups, heads, n = x.shape
-    edges = torch.tensor(ranges, dtype=I64).to(x.device, non_blocking=True)
+    edges = launch.ranges(ranges, x.device)
     out = x.new_empty(len(ranges), groups, n, dtype=F32)
     block = min(128, launch.power(n))
     launch.run(

@@ -31,6 +31,8 @@ class PackedAttention:
         self.batch, self.context, self.save = batch, context, save
         self.saved: list[Saved] = []
         self.runs = attention.segments(batch.positions, batch.first, batch.key_first)
+        # Once for all layers, since the device is waited for.
+        self.key_first = tuple(batch.key_first.tolist()) if save else ()
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See rlk.model.qwen3.Attend."""
@@ -52,7 +54,7 @@ class PackedAttention:
     def backward(self, layer: int, dout: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Gradients of this rank's rows q, k, v, bf16. dk and dv: a leaf a virtual slice of queries, then the tree."""
         b, saved, cp = self.batch, self.saved[layer], self.context.cp
-        rows = (dout, saved.q, saved.k, saved.v, saved.out, saved.lse, b.positions, b.first, b.key_first, b.slices)
+        rows = (dout, saved.q, saved.k, saved.v, saved.out, saved.lse, b.positions, b.first, self.key_first, b.slices)
         dq, dkv = attention.packed_gradients(*rows)
         partial = dkv.new_zeros(cp.size * b.padded, *dkv.shape[1:])
         partial[b.gather] = dkv

@@ -116,7 +116,7 @@ class Backward:
     def _gain_leaves(self, dy: torch.Tensor, x: torch.Tensor, rstd: torch.Tensor, groups: int) -> torch.Tensor:
         """[samples * slices, groups, N]: leaves of a gain, a row of x [T, ..., N] being one of a group's heads."""
         shape = (x.shape[0], groups, x.shape[1:-1].numel() // groups, x.shape[-1])
-        ranges = [r for sample in self.batch.slices for r in sample]
+        ranges = tuple(r for sample in self.batch.slices for r in sample)
         return pointwise.rmsnorm_gains(dy.view(shape), x.view(shape), rstd, ranges)
 
     def _add_gain(self, name: str, leaves: torch.Tensor) -> None:

@@ -28,7 +28,8 @@ def piece_size(elements: int) -> int:
 def to_pieces(stored: torch.Tensor) -> torch.Tensor:
     """[..., S, rows, cols] to [..., S, 8, piece], zero padded."""
     flat = stored.flatten(-2)
-    padded = torch.nn.functional.pad(flat, (0, piece_size(flat.shape[-1]) * VIRTUAL - flat.shape[-1]))
+    missing = piece_size(flat.shape[-1]) * VIRTUAL - flat.shape[-1]
+    padded = torch.nn.functional.pad(flat, (0, missing)) if missing else flat  # to pad by nothing is to copy
     return padded.reshape(*padded.shape[:-1], VIRTUAL, -1)
 
 

@@ -40,7 +40,7 @@ class Optimizer:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], context: ParallelContext) -> None:
         self.context, self.step_count = context, 0
-        self.master = {n: owned_pieces(w, context).float() for n, w in sorted(weights.items())}
+        self.master = {n: owned_pieces(w, context).to(torch.float32, copy=True) for n, w in sorted(weights.items())}
         self.m = {n: torch.zeros_like(t) for n, t in self.master.items()}
         self.v = {n: torch.zeros_like(t) for n, t in self.master.items()}
         self.vectors = {n for n, w in weights.items() if w.dim() == 1}

@@ -64,7 +64,7 @@ def _attention_rows(report: Report) -> None:
 
     out, lse = attention.packed(q, k, v, positions, ends, ends)
     slices = [[(i * n // 8, (i + 1) * n // 8) for i in range(8)]]
-    dq, dkv = attention.packed_gradients(dout, q, k, v, out, lse, positions, ends, ends, slices)
+    dq, dkv = attention.packed_gradients(dout, q, k, v, out, lse, positions, ends, ends.tolist(), slices)
     dk = gemm.round_bf16(dkv[:, 0] * attention.softmax_scale(q))
     ours = (out, dq, dk, gemm.round_bf16(dkv[:, 1]))
     exact = sdpa(torch.float64)
