@@ -22,7 +22,8 @@ from unittest import mock
 
 import click
 
-os.environ["RLK_GEMM"] = os.environ["RLK_TREE"] = "triton"  # the library's products need a GPU
+# What libraries bring needs a GPU.
+os.environ["RLK_GEMM"] = os.environ["RLK_TREE"] = os.environ["RLK_ATTENTION"] = "triton"
 os.environ.pop("TRITON_INTERPRET", None)
 
 import torch

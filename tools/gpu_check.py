@@ -22,6 +22,7 @@ from typing import Any
 SPLIT_K_OFF = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
 if any(os.environ.get(key) != value for key, value in SPLIT_K_OFF.items()):  # cuBLAS reads them when Python starts
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **SPLIT_K_OFF})
+os.environ.setdefault("RLK_ATTENTION", "triton")  # what is chosen by default comes with vLLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 

@@ -25,8 +25,8 @@ CHOICES = {
         "triton": "Triton, leaves summed in registers",
     },
     "RLK_ATTENTION": {
-        "triton": "Triton, tiles of 64 rows by 64 keys",
         "fa3": "FlashAttention-3 of vLLM, one split; backward Triton",
+        "triton": "Triton, tiles of 64 rows by 64 keys",
     },
 }
 """RLK_GEMM: products that are one chain. RLK_TREE: products that are a tree over the leaves of virtual shards.

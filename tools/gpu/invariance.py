@@ -39,9 +39,9 @@ def run(report: Report) -> None:
     report.check("tree tiles", _tree_tiles)
     report.check("weight gradient tiles", _slice_tiles)
     report.check("zeros of a library's product (counts are facts, not demands)", _signed_zeros)
-    for name in ("cublas", "triton"):
-        with chosen(RLK_GEMM=name):
-            report.check(f"graph replay, RLK_GEMM={name}", _graph)
+    for name, core in (("cublas", ATTENTIONS[-1]), ("triton", "triton")):
+        with chosen(RLK_GEMM=name, RLK_ATTENTION=core):
+            report.check(f"graph replay, RLK_GEMM={name} RLK_ATTENTION={core}", _graph)
 
 
 def _sequence(heads: int, kv_heads: int) -> tuple[torch.Tensor, ...]:
