@@ -14,7 +14,7 @@ from rlk.evidence.matrix_detail import CellDetail
 from rlk.plan.cells import load_cells
 
 ROOT = Path(__file__).parents[2]
-FILES = ("gpu-1", "gpu-1-long", "gpu-2", "gpu-2-ranks-2", "gpu-2-8b")
+FILES = ("gpu-1", "gpu-1-long", "gpu-1-triton", "gpu-2", "gpu-2-ranks-2", "gpu-2-triton", "gpu-2-8b")
 
 
 def read(name: str) -> MatrixEvidence:
@@ -56,12 +56,40 @@ def test_every_gpu_cell_ran_on_one_and_on_two_gpus(name: str, gpus: int) -> None
         assert (graphs > 0) == bool(detail(one).derived.graph_sizes) == (one.rollout_cp == 1)
 
 
-def test_one_trajectory_whatever_the_topology_ranks_and_gpus() -> None:
-    runs = [one for name in ("gpu-1", "gpu-2", "gpu-2-ranks-2") for one in read(name).cells]
-    assert len(runs) == 13
+def runs_of(*names: str) -> list[CellRecord]:
+    return [one for name in names for one in read(name).cells]
+
+
+def attention(one: CellRecord) -> str:
+    (form,) = (kernel.form for kernel in detail(one).kernels if kernel.name == "attention")
+    return form.removeprefix("cuda: ").split()[0].rstrip(",")
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "library"),
+    [
+        (("gpu-1", "gpu-2", "gpu-2-ranks-2"), 15, "FlashAttention-3"),
+        (("gpu-1-triton", "gpu-2-triton"), 13, "Triton"),
+    ],
+)
+def test_one_trajectory_whatever_the_topology_ranks_and_gpus(names: tuple[str, ...], count: int, library: str) -> None:
+    runs = runs_of(*names)
+    assert len(runs) == count
+    assert {attention(one) for one in runs} == {library}
     assert len({one.digest for one in runs}) == 1
-    others = {read(name).cells[0].digest for name in ("gpu-1-long", "gpu-2-8b")}
-    assert len(others | {runs[0].digest}) == 3, "the twin: another model or other limits make another trajectory"
+
+
+def test_another_attention_model_or_length_makes_another_trajectory() -> None:
+    """The twin."""
+    one_each = [read(name).cells[0].digest for name in ("gpu-1", "gpu-1-triton", "gpu-1-long", "gpu-2-8b")]
+    assert len(set(one_each)) == 4
+
+
+def test_requests_were_thrown_out_in_the_pressed_cell_alone() -> None:
+    for one in runs_of("gpu-1", "gpu-1-triton", "gpu-2", "gpu-2-triton"):
+        thrown = sum(event.preemptions for step in detail(one).steps for event in step.events)
+        assert (thrown > 0) == one.id.endswith("-pressed")
+    assert [one.id.endswith("-pressed") for one in runs_of("gpu-1", "gpu-2", "gpu-1-triton")].count(True) == 3
 
 
 def test_chunks_and_cached_tokens_occurred() -> None:
