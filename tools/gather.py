@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -20,6 +21,7 @@ from rlk.evidence.matrix_detail import CellDetail, left, memory, planned
 from rlk.evidence.record import Record
 from rlk.evidence.schemas import Manifest
 from rlk.evidence.validate import validate
+from rlk.plan.derive import Plan
 from rlk.plan.matrix import MatrixCell, listed
 from rlk.plan.naming import cell_id
 from tools.matrix_run import ERRORS, step_seconds
@@ -27,15 +29,23 @@ from tools.matrix_run import ERRORS, step_seconds
 ROOT = Path(__file__).parents[1]
 
 
-def gathered(run_dir: Path, sentence: str, cells: Sequence[MatrixCell]) -> CellRecord:
-    """The record of one finished run, under the name of the cell that was asked for, where it is one of `cells`."""
+def cell_of(plan: Plan, sentence: str, listed: Sequence[MatrixCell]) -> MatrixCell:
+    """The plan as a cell: the listed one that plans the same, else one of its own with the sentence of its namesake."""
+    asked = planned(plan)
+    for cell in listed:
+        if planned(cell.plan) == asked:
+            return replace(cell, plan=plan)
+    own = MatrixCell(plan, "run", ())
+    return replace(own, sentence=next((cell.sentence for cell in listed if cell.id == own.id), sentence))
+
+
+def gathered(run_dir: Path, sentence: str, listed: Sequence[MatrixCell]) -> CellRecord:
+    """The record of one finished run."""
     run, verdict = Record(run_dir), validate(run_dir)
     manifest, seconds = run.manifest, step_seconds(run)
-    asked, own = planned(run.plan), MatrixCell(run.plan, "run", (), sentence=sentence)
-    alike = next((cell for cell in cells if cell.plan.cell == own.id and not cell.variant), own)
-    cell = next((cell for cell in cells if planned(cell.plan) == asked), alike)
+    cell = cell_of(run.plan, sentence, listed)
     return record(
-        MatrixCell(run.plan, "run", (), cell.variant),
+        cell,
         verdict.digest,
         verdict.passed,
         tokens=verdict.tokens_compared,
@@ -48,7 +58,7 @@ def gathered(run_dir: Path, sentence: str, cells: Sequence[MatrixCell]) -> CellR
         detail=CellDetail(
             sentence=cell.sentence,
             device=device(manifest),
-            **asked,
+            **planned(run.plan),
             **left(str(run_dir)),
         ),
     )

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from click.testing import CliRunner, Result
 
 from rlk.evidence.matrix import MatrixEvidence
+from rlk.evidence.record import Record
+from rlk.plan.matrix import MatrixCell
 from tests.unit.evidence_builder import build
 from tests.unit.evidence_faults import one_ulp
-from tools.gather import main
+from tools.gather import cell_of, main
 
 
 def gather(output: Path, *runs: Path) -> Result:
@@ -28,6 +31,21 @@ def test_a_run_that_passes_becomes_a_record(tmp_path: Path) -> None:
     assert one.detail.run == run_dir.name
     assert len(one.detail.steps) == len(one.step_seconds) == 2
     assert one.revision == json.loads((run_dir / "manifest.json").read_text())["repository"]["revision"]
+
+
+def test_a_run_has_the_name_of_the_listed_cell_that_planned_it(tmp_path: Path) -> None:
+    plan = Record(build(tmp_path)[0]).plan
+    few = replace(plan, profile=plan.profile.limited({"kv_cache_bytes": plan.profile.engine.kv_cache_bytes // 2}))
+    plain = MatrixCell(plan, "run", (), sentence="Pages for all.")
+    listed = [MatrixCell(few, "run", (), "pressed", sentence="Pages for a part."), plain]
+    assert cell_of(few, "", listed).id == f"{plan.cell}-pressed"
+    assert cell_of(plan, "", listed).id == plan.cell
+    other = replace(plan, profile=plan.profile.limited({"max_num_seqs": 2}))
+    assert (cell_of(other, "None's.", listed).id, cell_of(other, "None's.", listed).sentence) == (
+        plan.cell,
+        "Pages for all.",
+    )
+    assert cell_of(other, "None's.", listed[:1]).sentence == "None's."
 
 
 def test_one_ulp_in_a_finished_run_is_said(tmp_path: Path) -> None:
