@@ -12,7 +12,8 @@ from rlk.kernels import attention
 from rlk.kernels.requirement import require
 from rlk.kernels.tree import VIRTUAL, tree_sum
 
-LENGTHS = (1, 63, 300)
+LENGTHS = {"cpu": (1, 63, 130), "cuda": (1, 63, 300)}
+"""Sequences on both sides of a block's edge; the blocks of a GPU's library hold up to 128 keys, ours 64."""
 Probe = Callable[[int, int, torch.device], torch.Tensor]
 
 
@@ -28,6 +29,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class _Case:
+    lengths: tuple[int, ...]
     q: torch.Tensor
     k: torch.Tensor
     v: torch.Tensor
@@ -41,11 +43,12 @@ def check(shape: AttentionShape, device: torch.device, probe: Probe) -> str:
     Raises:
         ProofError: they do not.
     """
-    total, d = sum(LENGTHS), shape.head_dim
+    lengths = LENGTHS[device.type]
+    total, d = sum(lengths), shape.head_dim
     q = probe(total, shape.heads * d, device).mul(0.25).view(total, shape.heads, d)
     k, v = probe(2 * total, shape.kv_heads * d, device).mul(0.25).view(2, total, shape.kv_heads, d)
-    first = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], device=device)
-    case = _Case(q, k, v, torch.cat([torch.arange(n, device=device) for n in LENGTHS]), first)
+    first = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], device=device)
+    case = _Case(lengths, q, k, v, torch.cat([torch.arange(n, device=device) for n in lengths]), first)
     out, lse = attention.packed(q, k, v, case.positions, first, first)
     back = torch.flip(k, (0,))
     moved = attention.packed(q, back, torch.flip(v, (0,)), case.positions, first, first)[0]
@@ -54,7 +57,7 @@ def check(shape: AttentionShape, device: torch.device, probe: Probe) -> str:
     _forward(case, out, shape)
     _backward(case, out, lse)
     return (
-        f"packed, cut, paged and single-row decode agree on sequences of {', '.join(map(str, LENGTHS))} tokens; "
+        f"packed, cut, paged and single-row decode agree on sequences of {', '.join(map(str, lengths))} tokens; "
         "gradients agree for slices held together and apart"
     )
 
@@ -62,7 +65,7 @@ def check(shape: AttentionShape, device: torch.device, probe: Probe) -> str:
 def _cut(case: _Case, out: torch.Tensor, lse: torch.Tensor) -> None:
     """Rows that a context-parallel rank would hold: of each sequence two runs of positions and a single one."""
     device = case.q.device
-    kept = [[p for p in (*range(n // 8), n // 2, *range(n - n // 8, n)) if p < n] for n in LENGTHS]
+    kept = [[p for p in (*range(n // 8), n // 2, *range(n - n // 8, n)) if p < n] for n in case.lengths]
     starts = case.first[:-1].tolist()
     rows = torch.tensor([start + p for start, own in zip(starts, kept, strict=True) for p in own], device=device)
     first = torch.tensor([0, *torch.tensor([len(own) for own in kept]).cumsum(0).tolist()], device=device)
@@ -74,23 +77,23 @@ def _cut(case: _Case, out: torch.Tensor, lse: torch.Tensor) -> None:
 
 
 def _forward(case: _Case, expected: torch.Tensor, shape: AttentionShape) -> None:
-    device, block = case.q.device, shape.page
-    pages = [-(-n // block) for n in LENGTHS]
-    table = torch.zeros(len(LENGTHS), max(pages), dtype=torch.int32, device=device)
+    device, block, lengths = case.q.device, shape.page, case.lengths
+    pages = [-(-n // block) for n in lengths]
+    table = torch.zeros(len(lengths), max(pages), dtype=torch.int32, device=device)
     order = list(range(1, sum(pages) + 1))[::-1]  # pages in descending memory order
     for i, n in enumerate(pages):
         table[i, :n] = torch.tensor([order.pop(0) for _ in range(n)])
     hole = float("nan")
     cache = torch.full((sum(pages) + 1, shape.kv_heads, block, 2 * shape.head_dim), hole, device=device)
     cache = cache.to(torch.bfloat16)
-    owner = torch.repeat_interleave(torch.arange(len(LENGTHS), device=device), torch.tensor(LENGTHS, device=device))
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=device), torch.tensor(lengths, device=device))
     slots = table[owner, case.positions // block].long() * block + case.positions % block
     attention.write_pages(case.k, case.v, cache, slots)
-    seq_lens = torch.tensor(LENGTHS, dtype=torch.int32, device=device)
+    seq_lens = torch.tensor(lengths, dtype=torch.int32, device=device)
     found = attention.paged(case.q, cache, table, case.first.int(), seq_lens)
     require(torch.equal(found, expected), "attention", "paged differs from packed")
     last = case.first[1:] - 1
-    one_each = torch.arange(len(LENGTHS) + 1, dtype=torch.int32, device=device)
+    one_each = torch.arange(len(lengths) + 1, dtype=torch.int32, device=device)
     decoded = attention.paged(case.q[last].contiguous(), cache, table, one_each, seq_lens)
     require(torch.equal(decoded, expected[last]), "attention", "decoding a row differs from prefilling it")
 

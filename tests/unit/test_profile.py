@@ -73,7 +73,7 @@ def test_embedded_profile_is_used_without_a_file(tmp_path: Path) -> None:
 
 def test_unknown_profile_lists_the_embedded_names(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigErrors, match=r"--profile \S*/tiny-gpu: .*embedded name: hopper-8b, hopper-small, tiny-cpu"
+        ConfigErrors, match=r"--profile \S*/tiny-gpu: .*embedded name: hopper-8b, hopper-small, micro-cpu, tiny-cpu"
     ):
         load_profile("tiny-gpu", tmp_path)
 

@@ -39,7 +39,7 @@ def block_sums(tensors, owner, out, LENGTH: tl.constexpr, LANES: tl.constexpr, S
     start = (block - tl.load(entry + 2)) * LENGTH
     lane = tl.arange(0, LANES)[None, :]
     sums = tl.zeros((1, LANES), tl.float64)
-    for link in range(0, LENGTH, LANES * STEP):
+    for link in range(0, tl.minimum(n - start, LENGTH), LANES * STEP):  # beyond the end there are zeros, which add none
         for j in tl.static_range(STEP):
             i = start + link + j * LANES + lane
             v = tl.load(x + i, mask=i < n, other=0.0).to(tl.float64)
