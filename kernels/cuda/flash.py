@@ -1,8 +1,9 @@
 """FlashAttention-3 as the forward pass of attention (Shah et al., 2024): the library that vLLM brings, at one split.
 
 With one split a row's sum runs over blocks of keys that are counted from position 0, whatever other rows and however
-many pages there are; which block sizes it takes depends on the head dimension alone, as long as a call does not look
-like one of single rows. The start-up proof asks for rows packed, paged, cut and alone.
+many pages there are. How large a block is, is the library's affair: for heads of 128 it is the same for packed and for
+paged keys, as long as a call does not look like one of single rows. The start-up proof asks for rows packed, paged, cut
+and alone, and stops a run whose heads or pages get other blocks.
 """
 
 from __future__ import annotations
