@@ -78,7 +78,7 @@ def _column(p: Product, w: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, coun
         if p.backward:
             _same(p, m, "input gradient", gemm.column_input_leaves(dy[:m], w), subtree[:m])
     if p.backward:
-        _weight_gradient(p, dy.flatten(1), x)
+        _weight_gradient(p, dy.flatten(1), x[:, None])
 
 
 def _row(p: Product, w: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, counts: list[int]) -> None:
@@ -96,18 +96,19 @@ def _row(p: Product, w: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, counts:
         if p.backward:
             _same(p, m, "input gradient", gemm.row_inputs(dy[:m], w), rounded[:m])
     if p.backward:
-        _weight_gradient(p, dy, x[:, 0])
+        _weight_gradient(p, dy, x)
 
 
 def _weight_gradient(p: Product, dy: torch.Tensor, x: torch.Tensor) -> None:
-    """Two samples whose slices have no, one, a few and many tokens, none a multiple of 16."""
+    """Two samples whose slices have no, one, a few and many tokens, none a multiple of 16; x [T, S, K]."""
     most = min(p.rows, 301)
     edges = [min(e, most) for e in (0, 0, 1, 6, 6 + most // 3)]
     slices = [list(zip(edges, [*edges[1:], most], strict=True))[:4], [(0, most), (0, 0), (1, most), (most, most)]]
-    found = gemm.weight_gradients(dy[:most], x[:most], slices)
+    found = gemm.row_weight_gradients(dy[:most], x[:most], slices)
     for sample, ranges in zip(found, slices, strict=True):
-        leaves = [_chain(dy[a:z].t().contiguous(), x[a:z].t().contiguous()) for a, z in ranges]
-        _same(p, most, "weight gradient", sample, tree_sum(torch.stack(leaves)))
+        for shard in range(x.shape[1]):
+            leaves = [_chain(dy[a:z].t().contiguous(), x[a:z, shard].t().contiguous()) for a, z in ranges]
+            _same(p, most, "weight gradient", sample[shard], tree_sum(torch.stack(leaves)))
 
 
 def check_trees(probe_rows: Callable[[int, int, torch.device], torch.Tensor], device: torch.device) -> None:
