@@ -14,6 +14,9 @@ import torch
 
 from rlk.kernels.forms import form
 
+LOG2_E = 1.4426950408889634
+"""Exponentials are powers of two: scores are multiplied by this first."""
+
 
 def segments(positions: torch.Tensor, first: torch.Tensor, key_first: torch.Tensor) -> Any:
     """What `packed` would find out of its last arguments at every call, for those who call it for many layers; None
@@ -28,7 +31,7 @@ def packed(
     positions: torch.Tensor,
     first: torch.Tensor,
     key_first: torch.Tensor,
-    runs: Any = None,
+    segments: Any = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Queries of several packed sequences against all keys of each.
 
@@ -37,13 +40,13 @@ def packed(
         k, v: [sum of lengths, HK, D] bf16 in position order; sequence s starts at row key_first[s].
         positions: int64 [T], absolute: a row sees keys 0..position of its own sequence.
         first, key_first: int64 [sequences + 1].
-        runs: what `segments` said of positions, first and key_first; found anew where it is None.
+        segments: what `segments` said of positions, first and key_first; found anew where it is None.
 
     Returns:
         Output [T, H, D] bf16 and the base-2 log-sum-exp of the scaled scores [T, H] fp32, for the backward pass.
     """
     return cast(
-        tuple[torch.Tensor, torch.Tensor], form("attention", q).packed(q, k, v, positions, first, key_first, runs)
+        tuple[torch.Tensor, torch.Tensor], form("attention", q).packed(q, k, v, positions, first, key_first, segments)
     )
 
 

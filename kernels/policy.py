@@ -9,8 +9,8 @@ function of logits and key alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import cast
 
@@ -56,17 +56,20 @@ class RowParams:
 
     def to(self, device: torch.device) -> RowParams:
         """The same settings where the logits are."""
-        t, k, p, greedy = (x.to(device) for x in (self.temperature, self.top_k, self.top_p, self.greedy))
-        return RowParams(t, k, p, greedy, self.vocabulary)
+        return self._each(lambda t: t.to(device))
 
     def full_support(self) -> RowParams:
         """The same temperatures over the whole vocabulary: what the KL reference is scored with."""
         v = torch.full_like(self.top_k, torch.iinfo(torch.int64).max)
-        return RowParams(self.temperature, v, torch.ones_like(self.top_p), self.greedy, self.vocabulary)
+        return replace(self, top_k=v, top_p=torch.ones_like(self.top_p))
 
     def rows(self, index: torch.Tensor) -> RowParams:
         """Settings of the rows `index` int64 [n], repeated as asked."""
-        t, k, p, greedy = (x[index] for x in (self.temperature, self.top_k, self.top_p, self.greedy))
+        return self._each(lambda t: t[index])
+
+    def _each(self, change: Callable[[torch.Tensor], torch.Tensor]) -> RowParams:
+        """The settings with each column changed."""
+        t, k, p, greedy = map(change, (self.temperature, self.top_k, self.top_p, self.greedy))
         return RowParams(t, k, p, greedy, self.vocabulary)
 
 

@@ -29,21 +29,21 @@ from tools.matrix_run import ERRORS, step_seconds
 ROOT = Path(__file__).parents[1]
 
 
-def cell_of(plan: Plan, sentence: str, listed: Sequence[MatrixCell]) -> MatrixCell:
+def cell_of(plan: Plan, sentence: str, cells: Sequence[MatrixCell]) -> MatrixCell:
     """The plan as a cell: the listed one that plans the same, else one of its own with the sentence of its namesake."""
     asked = planned(plan)
-    for cell in listed:
+    for cell in cells:
         if planned(cell.plan) == asked:
             return replace(cell, plan=plan)
     own = MatrixCell(plan, "run", ())
-    return replace(own, sentence=next((cell.sentence for cell in listed if cell.id == own.id), sentence))
+    return replace(own, sentence=next((cell.sentence for cell in cells if cell.id == own.id), sentence))
 
 
-def gathered(run_dir: Path, sentence: str, listed: Sequence[MatrixCell]) -> CellRecord:
+def gathered(run_dir: Path, sentence: str, cells: Sequence[MatrixCell]) -> CellRecord:
     """The record of one finished run."""
     run, verdict = Record(run_dir), validate(run_dir)
     manifest, seconds = run.manifest, step_seconds(run)
-    cell = cell_of(run.plan, sentence, listed)
+    cell = cell_of(run.plan, sentence, cells)
     return record(
         cell,
         verdict.digest,

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
+from rlk.kernels.attention import LOG2_E
 from rlk.kernels.cpu.library import load, pointer
 from rlk.kernels.tree import tree_sum
 
 BF16, F32, I64 = torch.bfloat16, torch.float32, torch.int64
-LOG2_E = 1.4426950408889634
 
 
 def describe() -> str:
@@ -49,7 +49,7 @@ def packed(
     positions: torch.Tensor,
     first: torch.Tensor,
     key_first: torch.Tensor,
-    runs: None = None,
+    segments: None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See rlk.kernels.attention."""
     rows, heads, d = k.shape

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rlk.kernels.attention import LOG2_E
 from rlk.kernels.cuda import choice, flash, launch
 from rlk.kernels.cuda.launch import take
 from rlk.kernels.cuda.programs import attention as forward
@@ -15,7 +16,6 @@ from rlk.kernels.cuda.programs import attention_backward as backward
 from rlk.kernels.cuda.tree import tree
 
 BF16, F32, I32, I64 = torch.bfloat16, torch.float32, torch.int32, torch.int64
-LOG2_E = 1.4426950408889634
 ROWS, KEYS = 64, 64  # KEYS is part of the numeric program; ROWS and four warps keep a row within one warp
 # Backward, tiles are free: no sum over a row is left to the layout. These are the largest without spilled registers.
 LEAF_ROWS, LEAF_KEYS = 32, 128
@@ -43,12 +43,12 @@ def packed(
     positions: torch.Tensor,
     first: torch.Tensor,
     key_first: torch.Tensor,
-    runs: flash.Segments | None = None,
+    segments: flash.Segments | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See rlk.kernels.attention."""
     t, h, d = q.shape
     if choice.chosen("RLK_ATTENTION") == "fa3":
-        return flash.packed(q, k, v, runs or flash.Segments.of(positions, first, key_first), softmax_scale(d))
+        return flash.packed(q, k, v, segments or flash.Segments.of(positions, first, key_first), softmax_scale(d))
     out, lse = torch.empty_like(take(q, BF16)), q.new_empty(t, h, dtype=F32)
     unused = first  # addresses that are not read
     launch.run(
@@ -119,7 +119,7 @@ def packed_backward(
 ) -> None:  # fmt: skip
     """See rlk.kernels.attention."""
     delta = _row_dots(dout, out)
-    rows, keys = (torch.tensor([0, n], device=q.device) for n in (q.shape[0], k.shape[0]))
+    rows, keys = (launch.ranges((0, n), q.device) for n in (q.shape[0], k.shape[0]))
     _query_gradient(dout, q, k, v, lse, delta, rows, keys, positions, dq)
     _key_gradients(dout, q, k, v, lse, delta, positions, rows[None], take(dk, F32)[None], take(dv, F32)[None], True)
 

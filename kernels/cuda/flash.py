@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from rlk.kernels.attention import LOG2_E
 from rlk.kernels.cuda.choice import KernelChoiceError
 from rlk.kernels.cuda.launch import take
 
 BF16, F32, I32 = torch.bfloat16, torch.float32, torch.int32
-LOG2_E = 1.4426950408889634
 NOT_ONE_ROW = 2
 """The library takes another block size where the longest sequence of queries is said to be one row."""
 WHOLE_TILES = 128
@@ -30,10 +30,10 @@ the rows of others."""
 
 @dataclass(frozen=True)
 class Segments:
-    """Runs of adjacent positions of one sequence: a run's rows and the keys up to its last position.
+    """Rows of adjacent positions of one sequence, each segment with the keys up to its last position.
 
-    first int32 [runs + 1]: rows. keys int32 [runs + 1]: the row at which the keys of a run's sequence begin, the last
-    unused. lengths int32 [runs]: how many of them its last row sees.
+    Of S segments: first int32 [S + 1], rows. keys int32 [S + 1], the row at which the keys of a segment's sequence
+    begin, the last unused. lengths int32 [S], how many of them its last row sees.
     """
 
     first: torch.Tensor
@@ -102,7 +102,7 @@ def _forward(
     table: torch.Tensor | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output [T, H, D] and natural log-sum-exp [H, T]. most: bounds of the rows and of the keys of one run."""
+    """Output [T, H, D] and natural log-sum-exp [H, T]. most: bounds of the rows and of the keys of one segment."""
     out, lse, _, _ = _library().fwd(
         take(q, BF16), k, v, None, None, None, torch.empty_like(q), first, keys, None, None, lengths,
         max(NOT_ONE_ROW, most[0]), most[1], table, None, None, None, None, None, None, None, None, scale, True, -1, -1,

@@ -152,11 +152,6 @@ def row_weight_gradients(
     return out
 
 
-def weight_gradient(dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """See rlk.kernels.gemm."""
-    return weight_gradients(dy, x, [[(0, dy.shape[0])]])[0]
-
-
 def plain_chain(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """[M, N] fp32 of x [M, K] and w [N, K]: the definition that every implementation above is held to."""
     x, w = launch.take(x.contiguous(), BF16), launch.take(w.contiguous(), BF16)

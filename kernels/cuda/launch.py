@@ -6,12 +6,16 @@ import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
 from rlk.kernels.cuda import interpreter
+
+Count = TypeVar("Count", int, npt.NDArray[np.int64])
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
 """TRITON_INTERPRET=1 was set when Triton was imported: programs run in Python, on CPU tensors."""
@@ -76,8 +80,8 @@ def take(t: torch.Tensor, dtype: torch.dtype, *, contiguous: bool = True) -> tor
     return t
 
 
-def tiles(n: int, size: int) -> int:
-    """Tiles of `size` that cover n."""
+def tiles(n: Count, size: int) -> Count:
+    """Tiles of `size` that cover n, or each number of an array."""
     return -(-n // size)
 
 

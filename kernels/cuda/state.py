@@ -59,7 +59,7 @@ def _rows(x: torch.Tensor) -> Entries:
 
 def _block_sums(entries: Entries, device: torch.device, *, square: bool) -> tuple[torch.Tensor, Entries]:
     """The sums of all blocks, those of an entry side by side, and how many each has; one of no elements has one, 0."""
-    blocks = np.maximum(_tiles(entries[:, 1], LENGTH), 1)
+    blocks = np.maximum(launch.tiles(entries[:, 1], LENGTH), 1)
     table, owner = _blocks(entries, blocks, device)
     out = torch.empty(len(owner), dtype=F64, device=device)
     launch.run(
@@ -81,10 +81,6 @@ def _firsts(counts: Entries) -> Entries:
     return first
 
 
-def _tiles(n: Entries, size: int) -> Entries:
-    return -(-n // size)
-
-
 def fingerprints(tensors: Sequence[Sequence[Part]]) -> list[tuple[int, int]]:
     """See rlk.kernels.state: the integers of the CPU form. One launch for all parts whose tiles are alike."""
     device = next(part.x.device for parts in tensors for part in parts)
@@ -97,7 +93,7 @@ def fingerprints(tensors: Sequence[Sequence[Part]]) -> list[tuple[int, int]]:
                 alike.setdefault(tile, []).append(_entry(part, place))
     for (size, rows), found in alike.items():
         entries, width = np.array(found, np.int64), FINGERPRINT_BLOCK // rows
-        blocks = _tiles(entries[:, 1], rows) * _tiles(entries[:, 2], width)
+        blocks = launch.tiles(entries[:, 1], rows) * launch.tiles(entries[:, 2], width)
         table, owner = _blocks(entries, blocks, device)
         launch.run(
             programs.fingerprint, (len(owner),), table, owner, sums, WORD=8 * size, ROWS=rows, BLOCK=width,

@@ -30,7 +30,7 @@ class PackedAttention:
     def __init__(self, batch: MicroBatch, context: ParallelContext, *, save: bool) -> None:
         self.batch, self.context, self.save = batch, context, save
         self.saved: list[Saved] = []
-        self.runs = attention.segments(batch.positions, batch.first, batch.key_first)
+        self.segments = attention.segments(batch.positions, batch.first, batch.key_first)
         # Once for all layers, since the device is waited for.
         self.key_first = tuple(batch.key_first.tolist()) if save else ()
 
@@ -38,7 +38,7 @@ class PackedAttention:
         """See rlk.model.qwen3.Attend."""
         b = self.batch
         keys, values = self.gather(k, v, f"layers.{layer}.kv")
-        out, lse = attention.packed(q, keys, values, b.positions, b.first, b.key_first, self.runs)
+        out, lse = attention.packed(q, keys, values, b.positions, b.first, b.key_first, self.segments)
         if self.save:
             self.saved.append(Saved(q, keys, values, out, lse))
         return out

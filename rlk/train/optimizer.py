@@ -40,6 +40,7 @@ class Optimizer:
 
     def __init__(self, weights: Mapping[str, torch.Tensor], context: ParallelContext) -> None:
         self.context, self.step_count = context, 0
+        # A copy in any case: pieces of a weight may be a view of it.
         self.master = {n: owned_pieces(w, context).to(torch.float32, copy=True) for n, w in sorted(weights.items())}
         self.m = {n: torch.zeros_like(t) for n, t in self.master.items()}
         self.v = {n: torch.zeros_like(t) for n, t in self.master.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,11 +11,10 @@ from torch.nn import functional
 from rlk.kernels import attention
 from rlk.kernels.cuda import choice
 from tests.bench.case import Case
-from tools.gpu.data import DEVICE, chosen, normal
+from tools.gpu.data import ATTENTIONS, DEVICE, chosen, normal
 
 SDPA = "scaled_dot_product_attention"
-ATTENTIONS = {c: {"RLK_ATTENTION": c} for c in (("fa3", "triton") if find_spec("vllm") else ("triton",))}
-"""FlashAttention-3 comes with vLLM."""
+CHOICES = {name: {"RLK_ATTENTION": name} for name in ATTENTIONS}
 
 
 def cases() -> Iterator[Case]:
@@ -42,7 +40,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def _prefill(n: int) -> Case:
-    runs: dict[str, Any] = {}
+    segments: dict[str, Any] = {}
     ends, positions = torch.tensor([0, n], device=DEVICE), torch.arange(n, device=DEVICE)
 
     def make() -> tuple[Any, ...]:
@@ -51,16 +49,16 @@ def _prefill(n: int) -> Case:
 
     def ours(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         name = choice.chosen("RLK_ATTENTION")
-        if name not in runs:  # a trainer finds them once a micro-batch
-            runs[name] = attention.segments(positions, ends, ends)
-        return _dense(attention.packed(q, k, v, positions, ends, ends, runs[name])[0])
+        if name not in segments:  # a trainer finds them once a micro-batch
+            segments[name] = attention.segments(positions, ends, ends)
+        return _dense(attention.packed(q, k, v, positions, ends, ends, segments[name])[0])
 
     def exact(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
         return torch.cat([_exact_head(q, k, v, h) for h in range(32)], 1)
 
     return Case(
-        "attention, prefill", f"{n} tokens", make, dict.fromkeys(ATTENTIONS, ours), (SDPA, lambda *r: _sdpa(*r[3:])),
-        exact if n <= 2048 else None, ATTENTIONS,
+        "attention, prefill", f"{n} tokens", make, dict.fromkeys(CHOICES, ours), (SDPA, lambda *r: _sdpa(*r[3:])),
+        exact if n <= 2048 else None, CHOICES,
     )  # fmt: skip
 
 
@@ -115,8 +113,8 @@ def _decode(rows: int, length: int) -> Case:
 
     return Case(
         "attention, decode", f"{rows} of {length} tokens", make,
-        dict.fromkeys(ATTENTIONS, lambda q, cache, table, *_: attention.paged(q, cache, table, first, lengths)),
+        dict.fromkeys(CHOICES, lambda q, cache, table, *_: attention.paged(q, cache, table, first, lengths)),
         (f"{SDPA}, keys not in pages", ordinary),
         exact if rows == 8 else None,
-        ATTENTIONS,
+        CHOICES,
     )  # fmt: skip

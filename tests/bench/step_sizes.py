@@ -106,7 +106,7 @@ def plan(arm: str, profile: str, sizes: Sizes) -> Plan:
         "kv_cache_bytes": pages * page * shape.kv_bytes(1, 1),
     }
     changes = {"ranks": 1, "gpus": None, "max_prompt_len": sizes.context}
-    machine = found.model_copy(update={**changes, "engine": found.engine.model_copy(update=limits)})
+    machine = found.model_copy(update=changes).limited(limits)
     config = RunConfig(
         command="run", steps=1, mode=mode(arm), tp=1, rollout_tp=1, temperature=NUCLEUS.temperature,
         top_p=NUCLEUS.top_p, max_response_len=max(sizes.new, sizes.length - sizes.context),

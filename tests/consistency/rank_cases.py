@@ -38,9 +38,9 @@ class RankCases:
 def plan_over(model: Path, tp: int, cp: int) -> Plan:
     """One engine of TP * CP ranks with as many pages, whatever the degrees: so all schedule alike."""
     plan = make_plan(model, budget=NARROW, pages=FEW_PAGES)
-    limits = plan.profile.engine.model_copy(update={"kv_cache_bytes": FEW_PAGES * page_bytes(plan.shape) // (tp * cp)})
+    profile = plan.profile.limited({"kv_cache_bytes": FEW_PAGES * page_bytes(plan.shape) // (tp * cp)})
     config = plan.config.model_copy(update={"rollout_tp": tp, "rollout_cp": cp})
-    return derive(config, plan.profile.model_copy(update={"engine": limits}), plan.shape)
+    return derive(config, profile, plan.shape)
 
 
 def run_rank(rank: int, model: Path, ports: dict[str, int]) -> RankCases:

@@ -43,9 +43,8 @@ def run(sessions: Sessions, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     prompts.write_text("\n".join(sorted(lines, key=len)[-PROMPTS:]) + "\n", encoding="utf-8")
     shape = read_shape(Path(profile.model))
     page = profile.engine.block_size * shape.kv_bytes(TP, 1)
-    tight = profile.engine.model_copy(update={"kv_cache_bytes": PAGES * page})
     profile = profile.model_copy(update={"prompts": str(prompts), "ranks": 4, "prompts_per_step": PROMPTS})
-    profile = profile.model_copy(update={"engine": tight})
+    profile = profile.limited({"kv_cache_bytes": PAGES * page})
 
     def make(inject: str | None) -> CellRun:
         options = {"tp": TP, "rollout_tp": TP, "mix": "0.7/0.95,2,1.3/0.99/20,0", "max_response_len": 24, "lr": RATE}

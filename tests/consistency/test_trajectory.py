@@ -35,8 +35,7 @@ class Runs:
 
 
 def _plan(engine: dict[str, int], **options: object) -> Plan:
-    profile = load_profile("tiny-cpu", ROOT)
-    profile = profile.model_copy(update={"engine": profile.engine.model_copy(update=engine)})
+    profile = load_profile("tiny-cpu", ROOT).limited(engine)
     said = {**profile.defaults, "tp": 2, "rollout_tp": 2, "mix": "0.7/0.95,1.3/0.99/20,0,1", **options}
     return derive(RunConfig(**said), profile, read_shape(profile.model))
 

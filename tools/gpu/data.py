@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 
@@ -13,6 +14,8 @@ from rlk.kernels.cuda import choice
 from rlk.kernels.product_proof import Product
 
 DEVICE = torch.device("cuda")
+ATTENTIONS = ("fa3", "triton") if find_spec("vllm") else ("triton",)
+"""Names of RLK_ATTENTION that can be tried here: FlashAttention-3 comes with vLLM."""
 VOCAB, PADDED_VOCAB = 151_936, 152_576
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import pairwise
 from unittest import mock
 
@@ -16,11 +15,9 @@ from rlk.kernels.cuda import gemm as cuda_gemm
 from rlk.kernels.cuda.gemm import Tile
 from rlk.kernels.tree import tree_sum
 from rlk.model.slices import slice_positions
-from tools.gpu.data import DEVICE, chosen, equal, integers, moved, normal, spread
+from tools.gpu.data import ATTENTIONS, DEVICE, chosen, equal, integers, moved, normal, spread
 from tools.gpu.report import Report
 
-ATTENTIONS = ("triton", "fa3") if find_spec("vllm") else ("triton",)
-"""FlashAttention-3 comes with vLLM."""
 HEADS = ((32, 8), (16, 8), (4, 1))
 LENGTH = 3000
 
@@ -39,7 +36,7 @@ def run(report: Report) -> None:
     report.check("tree tiles", _tree_tiles)
     report.check("weight gradient tiles", _slice_tiles)
     report.check("zeros of a library's product (counts are facts, not demands)", _signed_zeros)
-    for name, core in (("cublas", ATTENTIONS[-1]), ("triton", "triton")):
+    for name, core in (("cublas", ATTENTIONS[0]), ("triton", "triton")):
         with chosen(RLK_GEMM=name, RLK_ATTENTION=core):
             report.check(f"graph replay, RLK_GEMM={name} RLK_ATTENTION={core}", _graph)
 
